@@ -1,0 +1,3 @@
+"""The built-in dataflows, one file each."""
+
+COMPONENTS = []

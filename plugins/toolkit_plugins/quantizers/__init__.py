@@ -1,0 +1,3 @@
+"""The built-in quantizers, one file each."""
+
+COMPONENTS = []

@@ -1,0 +1,3 @@
+"""The built-in scalers, one file each."""
+
+COMPONENTS = []

@@ -1,0 +1,3 @@
+"""The built-in selectors, one file each."""
+
+COMPONENTS = []

@@ -1,0 +1,92 @@
+"""Controlled ablations for quantized LoRA fine-tuning.
+
+    import toolkit as tk
+
+    profile = tk.profile("HuggingFaceTB/SmolLM2-135M-Instruct")
+    protected = tk.select("top-error", profile, budget=tk.Budget(layers=0.20))
+    controls = [tk.select("random-matched", profile, like=protected, seed=s) for s in range(10)]
+    model = tk.build("HuggingFaceTB/SmolLM2-135M-Instruct", tk.Plan.protecting(protected, base="nf4"))
+
+Names are imported when first used, so that `import toolkit` costs nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+_HOME = {
+    "Budget": "toolkit.records.budget",
+    "Plan": "toolkit.records.plan",
+    "Profile": "toolkit.records.profile",
+    "Selection": "toolkit.records.selection",
+    "Report": "toolkit.records.report",
+    "Study": "toolkit.records.study",
+    "Component": "toolkit.interfaces",
+    "DataFlow": "toolkit.interfaces",
+    "Pick": "toolkit.interfaces",
+    "Quantizer": "toolkit.interfaces",
+    "RankingSelector": "toolkit.interfaces",
+    "Scaler": "toolkit.interfaces",
+    "Selector": "toolkit.interfaces",
+    "InputError": "toolkit.errors",
+    "RunError": "toolkit.errors",
+    "ToolkitError": "toolkit.errors",
+    "hookimpl": "toolkit.registry",
+    "register": "toolkit.registry",
+    "profile": "toolkit.weights.profiling",
+    "select": "toolkit.selection.select",
+    "draws": "toolkit.selection.select",
+    "build": "toolkit.runs.building",
+    "run": "toolkit.runs.runner",
+    "table": "toolkit.analysis.table",
+    "figure": "toolkit.analysis.figure",
+    "demo_model": "toolkit.runs.demo_model",
+}
+_KINDS = ("quantizer", "selector", "scaler", "dataflow")
+
+__all__ = [*_HOME, *_KINDS]
+__version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    if name in _KINDS:
+        from toolkit.registry import registry
+
+        def make(key: str, **options: Any) -> Any:
+            return registry.make(name, key, options)
+
+        make.__name__ = make.__qualname__ = name
+        make.__doc__ = f"A {name} from its key, such as `name(option=value)`, and options."
+        globals()[name] = make
+        return make
+    if name in _HOME:
+        value = getattr(importlib.import_module(_HOME[name]), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
+if TYPE_CHECKING:
+    from toolkit.analysis.figure import figure as figure
+    from toolkit.analysis.table import table as table
+    from toolkit.errors import InputError as InputError
+    from toolkit.errors import RunError as RunError
+    from toolkit.interfaces import Pick as Pick
+    from toolkit.interfaces import Quantizer as Quantizer
+    from toolkit.interfaces import RankingSelector as RankingSelector
+    from toolkit.interfaces import Selector as Selector
+    from toolkit.records.budget import Budget as Budget
+    from toolkit.records.plan import Plan as Plan
+    from toolkit.records.profile import Profile as Profile
+    from toolkit.records.selection import Selection as Selection
+    from toolkit.registry import hookimpl as hookimpl
+    from toolkit.registry import register as register
+    from toolkit.runs.building import build as build
+    from toolkit.runs.runner import run as run
+    from toolkit.selection.select import select as select
+    from toolkit.weights.profiling import profile as profile

@@ -1,0 +1,1 @@
+"""Stage 4: tables, figures and tests, from report files alone. No torch."""

@@ -1,0 +1,275 @@
+"""The interfaces of the toolkit's parts: what a plug-in author implements.
+
+Every part is a `Component`: a class with a unique `name` in its `kind`, whose options are the fields of a
+dataclass (or none at all). The core knows these classes and never a component by name. Nothing here
+imports torch, so that selections can be made and judged without it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from random import Random
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from toolkit import spec
+from toolkit.errors import InputError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from toolkit.records.budget import Budget
+    from toolkit.records.plan import LayerPlan, Plan
+    from toolkit.records.profile import Profile
+    from toolkit.records.selection import Selection
+
+
+class Component(ABC):
+    """A named part. Options are dataclass fields with defaults: `@dataclass class NF4(Quantizer)`."""
+
+    kind: ClassVar[str]
+    name: ClassVar[str]
+
+    @classmethod
+    def defaults(cls) -> dict[str, Any]:
+        """Option names and their default values, in declaration order."""
+        if not dataclasses.is_dataclass(cls):
+            return {}
+        missing = dataclasses.MISSING
+        return {
+            f.name: f.default_factory() if f.default_factory is not missing else f.default
+            for f in dataclasses.fields(cls)
+            if f.init
+        }
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Every option with its present value."""
+        return {name: getattr(self, name) for name in self.defaults()}
+
+    @property
+    def key(self) -> str:
+        """The component's key: its name and the options that differ from their defaults."""
+        defaults = self.defaults()
+        return spec.render(self.name, {k: v for k, v in self.options.items() if v != defaults[k]})
+
+    @classmethod
+    def summary(cls) -> str:
+        """The first sentence of the docstring, for lists."""
+        return (inspect.getdoc(cls) or "").partition("\n")[0]
+
+
+class Scaler(Component):
+    """(alpha, rank) ↦ s, the factor on BA: x ↦ W₀x + s·BAx. The only place that computes it."""
+
+    kind = "scaler"
+
+    @abstractmethod
+    def __call__(self, alpha: float, rank: int) -> float:
+        """The scaling s of an adapter of this alpha and rank."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Errors:
+    """What quantization does to one weight, E = W − Ŵ, all in float64 sums over float32 values.
+
+    mse = ‖E‖²/n, mae = Σ|E|/n, relative = ‖E‖_F/‖W‖_F (0 for a zero weight), max = max|E|.
+    """
+
+    mse: float
+    mae: float
+    relative: float
+    max: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Packed:
+    """A quantized weight: the tensors that a quantizer stores, and what is needed to read them back.
+
+    `tensors` is everything that is kept (codes, scales, constants); `shape` and `dtype` are the weight's.
+    """
+
+    quantizer: Quantizer
+    tensors: Mapping[str, torch.Tensor]
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    def dequantize(self, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """Ŵ, shape as given to `quantize`; decoded in float32, rounded once to `dtype` (default: the weight's)."""
+        return self.quantizer.decode(self.tensors, self.shape).reshape(self.shape).to(dtype or self.dtype)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes kept, scales and constants included."""
+        return sum(t.numel() * t.element_size() for t in self.tensors.values())
+
+    @property
+    def bits_per_weight(self) -> float:
+        """8·nbytes / number of weights."""
+        count = 1
+        for n in self.shape:
+            count *= n
+        return 8.0 * self.nbytes / count
+
+    def to(self, device: torch.device | str) -> Packed:
+        """The same packed weight on another device."""
+        return dataclasses.replace(self, tensors={k: t.to(device) for k, t in self.tensors.items()})
+
+
+class Quantizer(Component):
+    """weight → packed tensor → weight; knows its bits per weight, scales included.
+
+    Implement `encode` and `decode` in plain tensor operations, in float32, for any shape and device. A fast
+    path overrides `measure`, and a layer class that computes from packed weights is given by `linear`.
+    """
+
+    kind = "quantizer"
+
+    @abstractmethod
+    def encode(self, weight: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The tensors to keep for a finite floating-point weight of any shape, dtype and strides."""
+
+    @abstractmethod
+    def decode(self, tensors: Mapping[str, torch.Tensor], shape: tuple[int, ...]) -> torch.Tensor:
+        """Ŵ in float32 (any shape of the right number of elements) from what `encode` kept."""
+
+    def quantize(self, weight: torch.Tensor) -> Packed:
+        """Pack one weight.
+
+        Raises:
+            InputError: the weight is empty, not floating-point, or holds NaN or infinity.
+        """
+        weight = weight.detach()
+        if not weight.is_floating_point() or weight.numel() == 0:
+            raise InputError(
+                f"{self.key} quantizes non-empty floating-point weights; "
+                f"found {weight.dtype} of shape {tuple(weight.shape)}"
+            )
+        if not bool(weight.isfinite().all()):
+            raise InputError(f"the weight holds NaN or infinity; {self.key} quantizes finite weights only")
+        return Packed(self, self.encode(weight), tuple(weight.shape), weight.dtype)
+
+    def measure(self, weight: torch.Tensor) -> Errors:
+        """The errors of quantizing a weight, against its float32 values, before any rounding to 16 bit."""
+        exact = weight.detach().float()
+        packed = self.quantize(weight)
+        error = (exact - self.decode(packed.tensors, packed.shape).reshape(exact.shape)).double()
+        square, norm = error.square().sum().item(), exact.double().square().sum().item()
+        n = exact.numel()
+        return Errors(
+            mse=square / n,
+            mae=error.abs().sum().item() / n,
+            relative=(square / norm) ** 0.5 if norm else 0.0,
+            max=error.abs().max().item(),
+        )
+
+    def linear(self, linear: nn.Linear, compute_dtype: torch.dtype) -> nn.Module | None:
+        """A layer of another library that stores this format natively, made from a dense linear layer.
+
+        `None` (the default) leaves the choice to the data flow, whose generic frozen layer keeps `Packed`.
+        """
+        return None
+
+
+@dataclasses.dataclass(frozen=True)
+class Pick:
+    """What a selector answers: layer names and, for matched ones, what the match was.
+
+    Attributes:
+        layers: names, in any order.
+        mismatch: (reached − target)/target of the matched quantity, signed.
+        feasible_subsets: how many subsets the draw could have been; an exact integer.
+        inclusion: each layer's probability of being drawn, in profile order.
+        single_total: whether every feasible subset holds the same total.
+    """
+
+    layers: Sequence[str]
+    mismatch: float | None = None
+    feasible_subsets: int | None = None
+    inclusion: Sequence[float] | None = None
+    single_total: bool | None = None
+
+
+class Selector(Component):
+    """profile + budget + randomness (+ a selection to match) → a set of layers.
+
+    Used twice: which layers stay in 16 bit, which layers get an adapter. `random` selectors answer
+    differently for each seed; `needs_like` selectors take their target from another selection, so that a
+    budget may be left out; `needs_budget` is false for those that use neither (a list, all, none).
+    """
+
+    kind = "selector"
+    random: ClassVar[bool] = False
+    needs_like: ClassVar[bool] = False
+    needs_budget: ClassVar[bool] = True
+
+    @abstractmethod
+    def select(
+        self, profile: Profile, budget: Budget | None, rng: Random, like: Selection | None
+    ) -> Pick | Sequence[str]:
+        """The chosen layers' names. Must not change its arguments or use global random state."""
+
+    def draws(
+        self, profile: Profile, budget: Budget | None, rng: Random, like: Selection | None, count: int
+    ) -> list[Pick]:
+        """`count` distinct answers of a random selector, without replacement; fewer where fewer exist.
+
+        The default repeats `select` and drops repeats; it gives up after 100 repeats in a row.
+        """
+        found: dict[frozenset[str], Pick] = {}
+        repeats = 0
+        while len(found) < count and repeats < 100:
+            pick = self.select(profile, budget, rng, like)
+            pick = pick if isinstance(pick, Pick) else Pick(list(pick))
+            names = frozenset(pick.layers)
+            repeats = repeats + 1 if names in found else 0
+            found.setdefault(names, pick)
+        return list(found.values())
+
+
+@dataclasses.dataclass
+class RankingSelector(Selector):
+    """Top-K by a score, under any budget, ties broken by layer order.
+
+    Implement `score`: one number a layer in profile order, larger is kept first. Under a layers budget
+    K = ⌈ρL⌉ in exact decimals (`rounding=floor` takes ⌊ρL⌋); under a parameters or bytes budget the longest
+    prefix of the ranking that never exceeds it.
+    """
+
+    rounding: Literal["ceil", "floor"] = "ceil"
+
+    @abstractmethod
+    def score(self, profile: Profile) -> Sequence[float]:
+        """One finite number a layer, in profile order; larger is kept first."""
+
+    def select(
+        self, profile: Profile, budget: Budget | None, rng: Random, like: Selection | None
+    ) -> Sequence[str]:
+        from toolkit.selection.ranking import top
+
+        assert budget is not None  # the core refuses a missing budget before it asks
+        return top(profile, self.score(profile), budget, rounding=self.rounding, selector=self.key)
+
+
+class DataFlow(Component):
+    """How a planned model computes, and what it keeps for backward."""
+
+    kind = "dataflow"
+
+    def check(self, plan: Plan) -> None:  # noqa: B027 — nothing to refuse is a fair default
+        """Refuse, before any weight is loaded, a plan that this data flow cannot compute.
+
+        Raises:
+            InputError: naming layer, component and reason.
+        """
+
+    @abstractmethod
+    def apply(self, model: nn.Module, layers: Mapping[str, LayerPlan]) -> nn.Module:
+        """Replace each planned layer in the model; the model is changed in place and returned."""
+
+
+KINDS: dict[str, type[Component]] = {c.kind: c for c in (Quantizer, Selector, Scaler, DataFlow)}
+"""Every kind of component and its interface; the registry, the lists and the checks read this."""

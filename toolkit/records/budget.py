@@ -1,0 +1,114 @@
+"""A budget: how much may be selected, in layers, in parameters, or in 16-bit bytes."""
+
+from __future__ import annotations
+
+import re
+from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal, InvalidOperation
+from typing import Any, Literal
+
+from pydantic import model_serializer, model_validator
+
+from toolkit.errors import InputError, closest
+from toolkit.records.io import Record
+
+UNITS = {"": 1, "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+
+
+class Budget(Record):
+    """One of `layers` (a fraction of the layers), `parameters` (a fraction of the profile's) or `bytes`.
+
+    Fractions lie in (0, 1]; bytes are 16-bit bytes, an integer or text such as "512MiB". Fractions are kept
+    as exact decimals: .55 of 100 layers is 55, not 56. The layers fraction is AQLoRA's (§3.2); it does not
+    transfer between architectures (§4), which is why the other two exist.
+    """
+
+    layers: Decimal | None = None
+    parameters: Decimal | None = None
+    bytes: int | None = None
+
+    def __init__(self, **values: Any) -> None:
+        unknown = set(values) - {"layers", "parameters", "bytes"}
+        if unknown:
+            name = sorted(unknown)[0]
+            raise InputError(f"no budget is called {name!r}; {closest(name, ['layers', 'parameters', 'bytes'])}")
+        super().__init__(**{k: _amount(k, v) for k, v in values.items() if v is not None})
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read(cls, data: Any) -> Any:
+        if isinstance(data, str):
+            data = dict([_split(data)])
+        if isinstance(data, dict):
+            return {k: _amount(k, v) if k in cls.model_fields else v for k, v in data.items()}
+        return data
+
+    @model_validator(mode="after")
+    def _one(self) -> Budget:
+        given = [k for k in ("layers", "parameters", "bytes") if getattr(self, k) is not None]
+        if len(given) != 1:
+            raise InputError(f"a budget has exactly one of layers, parameters, bytes; found {given or 'none'}")
+        return self
+
+    @model_serializer
+    def _plain(self) -> dict[str, Any]:
+        return {self.unit: int(self.amount) if self.unit == "bytes" else str(self.amount)}
+
+    @classmethod
+    def parse(cls, text: str) -> Budget:
+        """A budget from `layers=0.2`, `parameters=0.1` or `bytes=512MiB`."""
+        return cls(**dict([_split(text)]))
+
+    @property
+    def unit(self) -> Literal["layers", "parameters", "bytes"]:
+        """Which of the three it is."""
+        return next(k for k in ("layers", "parameters", "bytes") if getattr(self, k) is not None)  # type: ignore[return-value]
+
+    @property
+    def amount(self) -> Decimal:
+        """The fraction, or the number of bytes."""
+        return Decimal(getattr(self, self.unit))
+
+    def of(self, total: int, rounding: Literal["ceil", "floor"] = "ceil") -> int:
+        """⌈ρ·total⌉ (or ⌊ρ·total⌋) for a fraction, in exact decimals; the bytes themselves for bytes."""
+        if self.unit == "bytes":
+            return int(self.amount)
+        mode = ROUND_CEILING if rounding == "ceil" else ROUND_FLOOR
+        return int((self.amount * total).to_integral_value(mode))
+
+    def __str__(self) -> str:
+        return f"{self.unit}={self.amount}"
+
+
+def _split(text: str) -> tuple[str, str]:
+    unit, equals, amount = text.partition("=")
+    if not equals:
+        raise InputError(f"cannot read budget {text!r}: write layers=0.2, parameters=0.1 or bytes=512MiB")
+    return unit.strip(), amount.strip()
+
+
+def _amount(unit: str, value: Any) -> Decimal | int | None:
+    if value is None:
+        return None
+    if unit == "bytes":
+        return _bytes(value)
+    try:
+        amount = Decimal(str(value))
+    except InvalidOperation:
+        raise InputError(f"budget {unit}={value!r} is no number") from None
+    if not amount.is_finite() or not 0 < amount <= 1:
+        raise InputError(f"budget {unit}={value} is outside (0, 1]: it is a fraction of the {unit}")
+    text = format(amount, "f")
+    return Decimal(text.rstrip("0").rstrip(".") if "." in text else text)
+
+
+def _bytes(value: Any) -> int:
+    if isinstance(value, int) and not isinstance(value, bool):
+        count = value
+    else:
+        match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", str(value))
+        if not match or match[2].upper() not in UNITS:
+            raise InputError(f"budget bytes={value!r} is no size; write a number with B, KiB, MiB, GiB, KB, MB or GB")
+        count = int(Decimal(match[1]) * UNITS[match[2].upper()])
+    if count <= 0:
+        raise InputError(f"budget bytes={value} selects nothing: it must be positive")
+    return count

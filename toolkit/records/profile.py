@@ -1,0 +1,182 @@
+"""The profile file: a table, one row a layer, of what one pass over the weights measured."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from toolkit.errors import InputError, closest
+from toolkit.records.io import File, Record, digest
+
+MEASURES = ("mse", "mae", "relative", "max")
+
+
+class LayerErrors(Record):
+    """Errors of one layer under one quantizer; the equations stand at `toolkit.interfaces.Errors`."""
+
+    mse: float
+    mae: float
+    relative: float
+    max: float
+
+
+class LayerProfile(Record):
+    """One frozen linear projection.
+
+    Attributes:
+        name: module path in the model that transformers builds, without `.weight`; an expert ends in `[3]`.
+        tensor: the checkpoint tensor(s) it was read from.
+        role: last part of the module path (`q_proj`, `qkv_proj`, `gate_up_proj` …).
+        block: index of its transformer block, or null outside the blocks.
+        shape: (out_features, in_features), whatever way round the checkpoint stores it.
+        bytes: at 16 bit, 2 a parameter.
+        norm: ‖W‖_F.
+        density: ‖W‖₁/n, the mean absolute weight. The paper (AQLoRA §7.1, §7.3) names a density score and
+            gives no formula; this choice is ours.
+        error: quantizer key → errors.
+    """
+
+    name: str
+    tensor: str | list[str]
+    role: str
+    block: int | None = None
+    shape: tuple[int, int]
+    parameters: int = Field(gt=0)
+    bytes: int = Field(gt=0)
+    norm: float
+    density: float
+    error: dict[str, LayerErrors] = {}
+
+
+class Reference(Record):
+    """Which weights the errors are measured against.
+
+    Attributes:
+        dtype: how the checkpoint stores them.
+        lattice: true where every sampled run of 32 weights holds at most 16 distinct values: weights that
+            were quantized to 4 bit and dequantized, so that errors are errors on already rounded weights.
+        note: one sentence for reports and captions.
+    """
+
+    dtype: str
+    lattice: bool = False
+    note: str
+
+
+class Profile(File):
+    """What one pass over a model's weights measured.
+
+    `profile["parameters"]` gives one column in layer order: any field of a row, `in_features`,
+    `out_features`, or `error.<quantizer>.<measure>`.
+    """
+
+    kind: Literal["profile"] = "profile"
+    model: str = Field(description="the model id or directory that was read")
+    fingerprint: str = Field(description="hash of the layers' names, shapes and float32 values")
+    reference: Reference
+    head: str | None = Field(default=None, description="module path of the output embedding")
+    blocks: int = Field(ge=0, description="number of transformer blocks")
+    other_parameters: int = Field(
+        default=0, description="parameters outside the rows: embeddings, norms, routers, the head"
+    )
+    layers: list[LayerProfile]
+
+    @model_validator(mode="after")
+    def _names(self) -> Profile:
+        names = [layer.name for layer in self.layers]
+        if len(set(names)) != len(names):
+            twice = next(n for n in names if names.count(n) > 1)
+            raise InputError(f"layer {twice!r} stands twice in the profile")
+        return self
+
+    @property
+    def names(self) -> list[str]:
+        """Layer names in model order."""
+        return [layer.name for layer in self.layers]
+
+    @property
+    def parameters(self) -> int:
+        """Parameters of all rows together."""
+        return sum(layer.parameters for layer in self.layers)
+
+    @property
+    def bytes(self) -> int:
+        """16-bit bytes of all rows together."""
+        return sum(layer.bytes for layer in self.layers)
+
+    @property
+    def quantizers(self) -> list[str]:
+        """Keys of the quantizers that were measured."""
+        return list(self.layers[0].error) if self.layers else []
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+    def __getitem__(self, column: str) -> np.ndarray:
+        if column.startswith("error."):
+            quantizer, _, measure = column.removeprefix("error.").rpartition(".")
+            return self.errors(quantizer, measure)
+        if column == "out_features":
+            return np.array([layer.shape[0] for layer in self.layers], dtype=np.int64)
+        if column == "in_features":
+            return np.array([layer.shape[1] for layer in self.layers], dtype=np.int64)
+        if column not in LayerProfile.model_fields or column == "error":
+            allowed = [f for f in LayerProfile.model_fields if f != "error"]
+            allowed += ["in_features", "out_features", "error.<quantizer>.<measure>"]
+            raise InputError(f"a profile has no column {column!r}; {closest(column, allowed)}")
+        if column == "block":
+            return np.array([-1 if layer.block is None else layer.block for layer in self.layers], dtype=np.int64)
+        return np.array([getattr(layer, column) for layer in self.layers])
+
+    def errors(self, quantizer: str, measure: str = "mse") -> np.ndarray:
+        """One error measure of one quantizer, in layer order, float64.
+
+        Raises:
+            InputError: the measure is unknown, or the quantizer was not measured.
+        """
+        if measure not in MEASURES:
+            raise InputError(f"no error measure is called {measure!r}; {closest(measure, MEASURES)}")
+        if quantizer not in self.quantizers:
+            raise InputError(
+                f"the profile of {self.model} holds no errors under {quantizer!r}; "
+                f"{closest(quantizer, self.quantizers)} (toolkit profile MODEL --quantizer '{quantizer}' adds them)"
+            )
+        return np.array([getattr(layer.error[quantizer], measure) for layer in self.layers])
+
+    def row(self, name: str) -> LayerProfile:
+        """The row of one layer."""
+        for layer in self.layers:
+            if layer.name == name:
+                return layer
+        raise InputError(f"the profile of {self.model} has no layer {name!r}; {closest(name, self.names)}")
+
+    def expect(self, model: str, fingerprint: str, what: str) -> None:
+        """Refuse data of another model, or of changed weights.
+
+        Raises:
+            InputError: the fingerprints differ; both models are named.
+        """
+        if fingerprint != self.fingerprint:
+            same = "whose weights have changed since" if model == self.model else "another model"
+            raise InputError(
+                f"{what} belongs to {model} (fingerprint {fingerprint[:12]}), {same}: the profile is of "
+                f"{self.model} (fingerprint {self.fingerprint[:12]})"
+            )
+
+
+def thirds(profile: Profile) -> list[int]:
+    """Each layer's third of the network's depth, ⌊3·block/blocks⌋: 0, 1 or 2 (layers outside blocks: 2)."""
+    count = max(profile.blocks, 1)
+    return [2 if layer.block is None else min(2, 3 * layer.block // count) for layer in profile.layers]
+
+
+def fingerprint(rows: list[tuple[str, tuple[int, int], str]]) -> str:
+    """The hash of a model's layers: (name, (out, in), hash of the float32 values), in model order."""
+    return digest([[name, list(shape), content] for name, shape, content in rows])
+
+
+def columns(profile: Profile) -> dict[str, Any]:
+    """Every scalar column, for tables and notebooks."""
+    return {c: profile[c] for c in ("name", "role", "block", "parameters", "bytes", "norm", "density")}

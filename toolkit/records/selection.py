@@ -1,0 +1,68 @@
+"""The selection file: a set of layers with its provenance."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from toolkit.errors import InputError
+from toolkit.records.budget import Budget
+from toolkit.records.io import File, Record, digest
+
+
+class MatchedTo(Record):
+    """The selection that a draw was matched to."""
+
+    selector: str
+    hash: str = Field(description="`Selection.layers_hash` of the matched selection")
+    layers: int = Field(description="how many layers it holds")
+    parameters: int
+    bytes: int
+
+
+class Selection(File):
+    """A set of layers, in model order, and where it comes from.
+
+    Attributes:
+        selector: the selector's key, and `options`, every option with its value.
+        budget: as asked for; null where a matched selector took its target from another selection.
+        parameters, bytes: totals of the chosen layers (bytes at 16 bit).
+        of: the profile's totals, so that shares can be told without it.
+        mismatch: (reached − target)/target, signed.
+        feasible_subsets: how many subsets the draw could have been, an exact integer of any length.
+        inclusion: each layer's probability of being drawn, in the profile's order.
+    """
+
+    kind: Literal["selection"] = "selection"
+    selector: str
+    options: dict[str, Any] = {}
+    budget: Budget | None = None
+    seed: int | None = None
+    model: str
+    fingerprint: str
+    layers: list[str]
+    parameters: int
+    bytes: int
+    of: dict[str, int] = Field(description="layers, parameters and bytes of the whole profile")
+    matched_to: MatchedTo | None = None
+    mismatch: float | None = None
+    feasible_subsets: int | None = None
+    inclusion: list[float] | None = None
+    single_total: bool | None = None
+
+    @model_validator(mode="after")
+    def _distinct(self) -> Selection:
+        if len(set(self.layers)) != len(self.layers):
+            raise InputError("a layer stands twice in the selection")
+        return self
+
+    @property
+    def layers_hash(self) -> str:
+        """The set's identity: SHA-256 of the model's fingerprint and the names in model order."""
+        return digest([self.fingerprint, self.layers])
+
+    @property
+    def share(self) -> float:
+        """Selected parameters over the profile's."""
+        return self.parameters / self.of["parameters"]

@@ -1,0 +1,176 @@
+"""The study file: factors, seeds, fixed settings and the analysis, as a researcher writes them in YAML."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from toolkit.errors import InputError, closest
+from toolkit.records.budget import Budget
+from toolkit.records.io import File, Record, read_yaml
+
+NAME = r"^[A-Za-z0-9][A-Za-z0-9._@+-]*$"
+DEMO_MODEL = "demo"
+"""The model id that stands for the embedded demo model."""
+
+
+class Arm(Record):
+    """One selection that is judged: a selector under each budget.
+
+    `total_of` names another arm: the selector then gets that arm's reached parameters as its budget.
+    """
+
+    selector: str
+    name: Annotated[str, Field(pattern=NAME)] | None = None
+    total_of: str | None = None
+
+    @property
+    def label(self) -> str:
+        """The arm's name: as given, or made from the selector's key."""
+        return self.name or slug(self.selector)
+
+
+class Control(Record):
+    """Random selections that arms are judged against: `draws` of a random selector, matched to each arm.
+
+    `like` names the arms; left out, every arm gets its own draws.
+    """
+
+    selector: str
+    name: Annotated[str, Field(pattern=NAME)] | None = None
+    draws: int = Field(gt=0)
+    like: list[str] | None = None
+
+    @property
+    def label(self) -> str:
+        """The control's name: as given, or made from the selector's key."""
+        return self.name or slug(self.selector)
+
+
+class Analysis(Record):
+    """What is tested, declared beforehand.
+
+    Attributes:
+        outcome: the score that is ranked; a loss in nats a token.
+        side: `less`: the claim is that the arm's outcome is lower than its draws'.
+        level: the level that the p-value is held against.
+        control: the control whose draws give the claim's p-value; every other control is descriptive.
+    """
+
+    outcome: Literal["loss", "kl"] = "loss"
+    side: Literal["less", "greater"] = "less"
+    level: float = Field(default=0.05, gt=0, lt=1)
+    control: str
+
+
+def _budgets(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+class Study(File):
+    """A controlled ablation over selections of protected layers.
+
+    Attributes:
+        model: a Hugging Face id, a local directory, or `demo` for the embedded model.
+        base: quantizer key of the layers that are not protected; `protect`, of those that are.
+        texts: name → source: `python-topics` (embedded), `wikitext2` (hub) or a file.
+        tokens: at most this many tokens of each text; null takes all.
+        window: tokens a window; windows do not overlap, and the first token of each is not scored.
+        seed: of the draws.
+        small: fields that replace the above in the small form (`--small`).
+    """
+
+    kind: Literal["ranking-control"] = "ranking-control"
+    name: Annotated[str, Field(pattern=NAME)]
+    question: str
+    model: str = DEMO_MODEL
+    base: str = "nf4"
+    protect: str = "none"
+    texts: dict[str, str] = {"python-topics": "python-topics"}
+    tokens: int | None = Field(default=None, gt=1)
+    window: int = Field(default=512, gt=1)
+    batch: int = Field(default=4, gt=0, description="windows a forward pass")
+    budgets: Annotated[list[Budget], BeforeValidator(_budgets), Field(min_length=1)]
+    arms: list[Arm] = Field(min_length=1)
+    controls: list[Control] = Field(min_length=1)
+    seed: int = 0
+    analysis: Analysis
+    form: Literal["full", "small"] = "full"
+    small: dict[str, Any] | None = None
+
+    @model_validator(mode="after")
+    def _names(self) -> Study:
+        arms = [a.label for a in self.arms]
+        controls = [c.label for c in self.controls]
+        for what, names in (("arm", arms), ("control", controls)):
+            for name in names:
+                if names.count(name) > 1:
+                    raise InputError(f"two {what}s are called {name!r}; give one of them a name of its own")
+        for arm in self.arms:
+            if arm.total_of is not None and arm.total_of not in arms:
+                raise InputError(f"arm {arm.label!r}: total_of names {arm.total_of!r}; {closest(arm.total_of, arms)}")
+        for control in self.controls:
+            for like in control.like or []:
+                if like not in arms:
+                    raise InputError(f"control {control.label!r}: like names {like!r}; {closest(like, arms)}")
+        if self.analysis.control not in controls:
+            raise InputError(
+                f"analysis.control names {self.analysis.control!r}; {closest(self.analysis.control, controls)}"
+            )
+        return self
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str], small: bool = False) -> Study:
+        """A study from its folder or its `study.yaml`; with `small`, its small form.
+
+        Raises:
+            InputError: no such study, an unknown key or a wrong type (with line), or no small form.
+        """
+        file = study_file(path)
+        study = read_yaml(cls, file)
+        if not small:
+            return study
+        if not study.small:
+            raise InputError(f"{file} has no `small` form")
+        data = study.to_json() | study.small | {"form": "small"}
+        data.pop("small")
+        from toolkit.records.io import parse
+
+        return parse(cls, data, f"{file} (small form)", {})
+
+    def arm(self, label: str) -> Arm:
+        """The arm of that name."""
+        return next(a for a in self.arms if a.label == label)
+
+    def likes(self, control: Control) -> list[str]:
+        """The arms that a control is matched to."""
+        return control.like or [a.label for a in self.arms]
+
+    @property
+    def smallest_p(self) -> float:
+        """The smallest p that the claim's number of draws can give, 1/(draws + 1)."""
+        return 1 / (1 + next(c.draws for c in self.controls if c.label == self.analysis.control))
+
+    @property
+    def descriptive(self) -> bool:
+        """Whether the draws cannot reach the declared level, whatever comes out."""
+        return self.smallest_p > self.analysis.level
+
+
+def study_file(path: str | os.PathLike[str]) -> Path:
+    """The `study.yaml` of a folder, or the file itself."""
+    path = Path(path)
+    file = path / "study.yaml" if path.is_dir() else path
+    if not file.exists():
+        near = closest(path.name, [p.parent.name for p in path.parent.glob("*/study.yaml")])
+        raise InputError(f"no study at {path}" + (f": {file} does not exist" if path.is_dir() else f"; {near}"))
+    return file
+
+
+def slug(key: str) -> str:
+    """A component key as part of a folder name: only letters, digits, dot, @, + and dash."""
+    return re.sub(r"[^A-Za-z0-9._@+]+", "-", key).strip("-")
