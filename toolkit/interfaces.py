@@ -245,9 +245,7 @@ class RankingSelector(Selector):
     def score(self, profile: Profile) -> Sequence[float]:
         """One finite number a layer, in profile order; larger is kept first."""
 
-    def select(
-        self, profile: Profile, budget: Budget | None, rng: Random, like: Selection | None
-    ) -> Sequence[str]:
+    def select(self, profile: Profile, budget: Budget | None, rng: Random, like: Selection | None) -> Sequence[str]:
         from toolkit.selection.ranking import top
 
         assert budget is not None  # the core refuses a missing budget before it asks
@@ -259,7 +257,7 @@ class DataFlow(Component):
 
     kind = "dataflow"
 
-    def check(self, plan: Plan) -> None:  # noqa: B027 — nothing to refuse is a fair default
+    def check(self, plan: Plan) -> None:
         """Refuse, before any weight is loaded, a plan that this data flow cannot compute.
 
         Raises:

@@ -59,7 +59,8 @@ class Registry:
             return
         self._loaded = True
         points = sorted(
-            importlib.metadata.entry_points(group=GROUP), key=lambda p: (p.dist.name if p.dist else "", p.name)
+            importlib.metadata.entry_points(group=GROUP),
+            key=lambda p: (p.dist.name if p.dist else "", p.name),
         )
         for point in points:
             source = point.dist.name if point.dist else point.value

@@ -85,7 +85,9 @@ def atomic(path: str | os.PathLike[str]) -> Iterator[Path]:
             os.fsync(written.fileno())
         os.replace(temporary, path)
     except OSError as error:
-        raise RunError(f"cannot write {path}: {error.strerror or error}; what stood there before is unchanged") from error
+        raise RunError(
+            f"cannot write {path}: {error.strerror or error}; what stood there before is unchanged"
+        ) from error
     finally:
         if temporary is not None:
             temporary.unlink(missing_ok=True)

@@ -1,0 +1,246 @@
+"""The shell: one thin function a verb, each calling what Python calls.
+
+Errors go to stderr in one or a few lines: exit code 2 for bad input, 1 for a failed run; `--debug`, anywhere
+on the line, shows the traceback. Verbs import what they need when they run.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from toolkit.errors import InputError, ToolkitError, closest
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Controlled ablations for quantized LoRA: profile, select, plan, run, table, figure.",
+)
+
+Output = Annotated[Path | None, typer.Option("-o", "--output", help="File to write; stdout where left out.")]
+
+
+def _emit(record: Any, output: Path | None) -> None:
+    """A record to its file, or to stdout."""
+    if output is None:
+        print(json.dumps(record.to_json(), indent=1, ensure_ascii=False))
+    else:
+        record.save(output)
+        print(f"wrote {output}", file=sys.stderr)
+
+
+def _pairs(items: list[str]) -> dict[str, str]:
+    options: dict[str, str] = {}
+    for item in items:
+        key, equals, value = item.partition("=")
+        if not equals or not key:
+            raise InputError(f"cannot read --set {item!r}: write KEY=VALUE")
+        options[key] = value
+    return options
+
+
+@app.command()
+def profile(
+    model: Annotated[str, typer.Argument(help="A Hugging Face id, a local directory, or `demo`.")],
+    quantizer: Annotated[
+        list[str] | None,
+        typer.Option("-q", "--quantizer", help="Quantizer key; may be repeated (default nf4)."),
+    ] = None,
+    include_head: Annotated[bool, typer.Option(help="Give the output head a row.")] = False,
+    output: Output = None,
+) -> None:
+    """Measure every layer's quantization error in one pass over the weights.
+
+    Example: toolkit profile demo --quantizer nf4 --quantizer 'nf4(block=128)' -o profile.json
+    """
+    from toolkit.weights.profiling import profile as measure
+
+    chosen = {"quantizers": quantizer} if quantizer else {}
+    _emit(measure(model, include_head=include_head, **chosen), output)
+
+
+@app.command()
+def select(
+    selector: Annotated[str, typer.Argument(help="Selector key, such as top-error or 'random-matched(roles=true)'.")],
+    profile: Annotated[Path, typer.Option("--profile", help="Profile file.")],
+    budget: Annotated[str | None, typer.Option(help="layers=0.2, parameters=0.1 or bytes=512MiB.")] = None,
+    like: Annotated[Path | None, typer.Option(help="Selection file to match.")] = None,
+    within: Annotated[str | None, typer.Option(help="Tolerance of a matched selector (its option `within`).")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of a random selector.")] = 0,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, a selector's option; repeatable.")] = None,
+    output: Output = None,
+) -> None:
+    """Choose layers: by a ranking, from a list, or at random, matched to another selection.
+
+    Example: toolkit select random-matched --profile profile.json --like top.json --seed 3 -o draw.json
+    """
+    from toolkit.records.profile import Profile
+    from toolkit.records.selection import Selection
+    from toolkit.selection.select import select as choose
+
+    options = _pairs(set_ or []) | ({"within": within} if within is not None else {})
+    matched = Selection.load(like) if like else None
+    _emit(choose(selector, Profile.load(profile), budget, like=matched, seed=seed, **options), output)
+
+
+@app.command()
+def plan(
+    base: Annotated[str, typer.Option(help="Quantizer of the layers that are not protected.")],
+    protect: Annotated[Path | None, typer.Option(help="Selection file: the layers kept in 16 bit.")] = None,
+    adapt: Annotated[Path | None, typer.Option(help="Selection file: the layers that get an adapter.")] = None,
+    rank: Annotated[int | None, typer.Option(help="Adapter rank; without it there are no adapters.")] = None,
+    alpha: Annotated[float, typer.Option(help="Adapter alpha.")] = 16.0,
+    scaler: Annotated[str, typer.Option(help="Scaler key: lora, rslora or 'fixed(value=…)'.")] = "lora",
+    output: Output = None,
+) -> None:
+    """Write the per-layer plan: which layers stay in 16 bit, which are quantized, which get an adapter.
+
+    Example: toolkit plan --protect top.json --base nf4 --rank 8 --alpha 16 --scaler rslora -o plan.json
+    """
+    from toolkit.records.plan import Plan
+    from toolkit.records.selection import Selection
+
+    protected = Selection.load(protect) if protect else None
+    adapted = Selection.load(adapt) if adapt else None
+    _emit(Plan.protecting(protected, base, adapt=adapted, rank=rank, alpha=alpha, scaler=scaler), output)
+
+
+Study = Annotated[Path, typer.Argument(help="A study's folder or its study.yaml.")]
+
+
+@app.command()
+def run(
+    study: Study,
+    model: Annotated[str | None, typer.Option(help="Model instead of the study's: an id or a local directory.")] = None,
+    text: Annotated[
+        list[str] | None,
+        typer.Option(help="Text instead of the study's: [NAME=]python-topics, wikitext2 or a file; repeatable."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the results (default: the study's own).")] = None,
+    small: Annotated[bool, typer.Option("--small", help="The study's small form.")] = False,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda (default: cuda where there is one).")] = None,
+) -> None:
+    """Run a study; runs already on disk are skipped, an interrupted one goes on where it stopped.
+
+    Example: toolkit run studies/ranking-control --small --out demo
+    """
+    from toolkit.runs.runner import run as start
+
+    results = start(study, model=model, texts=text, out=out, small=small, device=device)
+    print(f"results in {results}", file=sys.stderr)
+
+
+@app.command()
+def table(
+    study: Study,
+    format: Annotated[str, typer.Option("--format", help="md, json, csv or latex.")] = "md",
+    output: Output = None,
+) -> None:
+    """Print a study's table from its reports alone.
+
+    Example: toolkit table studies/ranking-control --format md
+    """
+    from toolkit.analysis.table import table as make
+    from toolkit.records.io import atomic
+
+    text = make(study, format=format)
+    if output is None:
+        print(text)
+        return
+    with atomic(output) as temporary:
+        temporary.write_text(text + "\n", encoding="utf-8")
+    print(f"wrote {output}", file=sys.stderr)
+
+
+@app.command()
+def figure(
+    study: Study,
+    output: Annotated[Path, typer.Option("-o", "--output", help="Picture to write: .png, .pdf or .svg.")],
+) -> None:
+    """Draw a study's draws as strips, with the judged selections marked, one panel a budget.
+
+    Example: toolkit figure studies/ranking-control -o ranking.png
+    """
+    from toolkit.analysis.figure import figure as draw
+
+    print(draw(study, output))
+
+
+@app.command("list")
+def list_(
+    kind: Annotated[str | None, typer.Argument(help="Kind, in the plural: selectors, quantizers, scalers …")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Plain JSON.")] = False,
+) -> None:
+    """List the components of every installed plug-in, with their options and where they come from.
+
+    Example: toolkit list selectors
+    """
+    from toolkit.interfaces import KINDS
+    from toolkit.registry import registry
+
+    plurals = {f"{name}s": name for name in KINDS}
+    if kind is not None and kind not in plurals:
+        raise InputError(f"no kind of component is called {kind!r}; {closest(kind, plurals)}")
+    found = [
+        {
+            "kind": plural,
+            "name": cls.name,
+            "options": {k: v if isinstance(v, int | float | str | bool) else str(v) for k, v in cls.defaults().items()},
+            "source": source,
+            "summary": cls.summary(),
+        }
+        for plural, name in plurals.items()
+        if kind in (None, plural)
+        for cls, source in registry.of_kind(name).values()
+    ]
+    if as_json:
+        print(json.dumps(found, indent=1, ensure_ascii=False))
+        return
+    _print_components(found, one_kind=kind is not None)
+
+
+def _print_components(found: list[dict[str, Any]], *, one_kind: bool) -> None:
+    from toolkit import spec
+
+    keys = [spec.render(item["name"], item["options"]) for item in found]
+    width = min(max(map(len, keys), default=0), 44)
+    last = None
+    for item, key in zip(found, keys, strict=True):
+        if not one_kind and item["kind"] != last:
+            print(f"{'' if last is None else chr(10)}{item['kind']}")
+            last = item["kind"]
+        indent = "" if one_kind else "  "
+        if len(key) > width:
+            print(f"{indent}{key}")
+            key = ""
+        print(f"{indent}{key:<{width}}  {item['summary']}  [{item['source']}]")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The shell's entry point; returns the exit code."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in given
+    given = [a for a in given if a != "--debug"]
+    try:
+        app(given, prog_name="toolkit")
+    except ToolkitError as error:
+        if debug:
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except SystemExit as end:  # typer's own: help, usage errors
+        return end.code if isinstance(end.code, int) else 1
+    except KeyboardInterrupt:
+        print("interrupted; finished runs are kept, the same command goes on from there", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader of a pipe went away
+        sys.stderr.close()
+        return 0
+    return 0
