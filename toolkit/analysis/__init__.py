@@ -1,1 +1,4 @@
-"""Stage 4: tables, figures and tests, from report files alone. No torch."""
+"""From report files to tables and figures: reports, inference, summaries, their renderings.
+
+Reads files only, and imports neither torch nor the stages that made them (`toolkit.selection` at most).
+"""

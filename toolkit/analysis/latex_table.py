@@ -1,0 +1,73 @@
+"""A study's table in LaTeX: plain `tabular` environments that need no package."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from toolkit.analysis.layout import Grid, caption, grids
+
+SPECIAL = {
+    "\\": r"\textbackslash{}",
+    "&": r"\&",
+    "%": r"\%",
+    "$": r"\$",
+    "#": r"\#",
+    "_": r"\_",
+    "{": r"\{",
+    "}": r"\}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\ensuremath{<}",
+    ">": r"\ensuremath{>}",
+    "|": r"\ensuremath{|}",
+    '"': r"\char34{}",
+    "−": r"\ensuremath{-}",
+    "–": "--",
+    "—": "---",
+    "±": r"\ensuremath{\pm}",
+    "‖": r"\ensuremath{\Vert}",
+    "×": r"\ensuremath{\times}",
+    "≤": r"\ensuremath{\le}",
+    "≥": r"\ensuremath{\ge}",
+    "’": "'",
+    "…": r"\ldots{}",
+}
+
+
+def render(data: dict[str, Any]) -> str:
+    """The caption as a quotation, then one `table` environment a grid."""
+    lines = ["\\begin{quote}\\small", *(escape(line) + r"\\" for line in caption(data)), "\\end{quote}"]
+    for grid in grids(data):
+        lines += ["", *_grid(grid)]
+    return "\n".join(lines)
+
+
+def escape(text: str) -> str:
+    """Text that LaTeX prints as it is."""
+    return "".join(SPECIAL.get(char, char) for char in " ".join(text.split()))
+
+
+def _grid(grid: Grid) -> list[str]:
+    columns = "".join("r" if grid.numeric(at) else "l" for at in range(len(grid.heading)))
+    body = []
+    for at, row in enumerate(grid.rows):
+        if at and at in grid.breaks:
+            body.append(r"\hline")
+        body.append(_row(row))
+    return [
+        r"\begin{table}",
+        r"\scriptsize",
+        rf"\caption{{{escape(grid.caption)}.}}",
+        rf"\begin{{tabular}}{{{columns}}}",
+        r"\hline",
+        _row(grid.heading),
+        r"\hline",
+        *body,
+        r"\hline",
+        r"\end{tabular}",
+        r"\end{table}",
+    ]
+
+
+def _row(cells: list[str]) -> str:
+    return " & ".join(escape(cell) for cell in cells) + r" \\"

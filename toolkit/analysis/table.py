@@ -1,0 +1,41 @@
+"""A study's table, from its report files alone: Markdown, JSON, CSV or LaTeX."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+from toolkit.analysis import csv_table, latex_table, markdown_table
+from toolkit.analysis.summary import summary
+from toolkit.errors import InputError, closest
+
+FORMATS = {
+    "md": markdown_table.render,
+    "json": lambda data: json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False),
+    "csv": csv_table.render,
+    "latex": latex_table.render,
+}
+
+
+def table(study: str | os.PathLike[str], format: str = "md", *, paired: bool = False) -> str:
+    """The table of a study, as text without a last line break.
+
+    For each text: the 16-bit and base runs; each arm with its loss, perplexity, KL(16-bit ‖ arm), agreement of
+    the top token, share of the base-to-16-bit gap recovered, and what it protects; and each arm against its own
+    draws: gap to their median, how many are at least as good, p beside the smallest p, mismatch, feasible
+    subsets, and the law. Runs that are missing are named and the rest is printed.
+
+    Args:
+        study: a study's folder, its `study.yaml`, its results folder, or the `--out` folder of a run.
+        format: `md`, `json` (plain data with a schema version), `csv` (full precision) or `latex`.
+        paired: add each arm's paired difference to the references with its standard error over windows, read
+            from the rows files.
+
+    Raises:
+        InputError: an unknown format; and as `toolkit.analysis.reports.read`.
+    """
+    if format not in FORMATS:
+        raise InputError(f"no table format is called {format!r}; {closest(format, FORMATS)}")
+    data: dict[str, Any] = summary(study, paired=paired)
+    return FORMATS[format](data)
