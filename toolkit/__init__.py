@@ -41,7 +41,7 @@ _HOME = {
     "run": "toolkit.runs.runner",
     "table": "toolkit.analysis.table",
     "figure": "toolkit.analysis.figure",
-    "demo_model": "toolkit.runs.demo_model",
+    "demo_model": "toolkit.weights.demo_model",
 }
 _KINDS = ("quantizer", "selector", "scaler", "dataflow")
 

@@ -81,6 +81,9 @@ class Profile(File):
     other_parameters: int = Field(
         default=0, description="parameters outside the rows: embeddings, norms, routers, the head"
     )
+    fallbacks: dict[str, int] = Field(
+        default={}, description="what was not done as it should be, and for how many layers"
+    )
     layers: list[LayerProfile]
 
     @model_validator(mode="after")
