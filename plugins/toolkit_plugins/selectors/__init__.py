@@ -1,3 +1,11 @@
 """The built-in selectors, one file each."""
 
-COMPONENTS = []
+from toolkit_plugins.selectors.all import All
+from toolkit_plugins.selectors.bottom_error import BottomError
+from toolkit_plugins.selectors.depth_matched import DepthMatched
+from toolkit_plugins.selectors.none import NoLayers
+from toolkit_plugins.selectors.random_count import RandomCount
+from toolkit_plugins.selectors.random_matched import RandomMatched
+from toolkit_plugins.selectors.top_error import TopError
+
+COMPONENTS = [All, BottomError, DepthMatched, NoLayers, RandomCount, RandomMatched, TopError]

@@ -1,0 +1,67 @@
+"""Chance with the same number of layers: the flawed control, kept to show its artifact."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from decimal import Decimal
+from random import Random
+from typing import Literal
+
+from toolkit.interfaces import Pick, Selector
+from toolkit.records.budget import Budget
+from toolkit.records.profile import Profile
+from toolkit.records.selection import Selection
+from toolkit.selection.matching import Controls, controls, counted
+from toolkit.selection.ranking import nothing, top
+
+
+@dataclass
+class RandomCount(Selector):
+    """Draw K layers uniformly: every K-subset with probability 1/C(L, K).
+
+    K = ⌈ρL⌉ under a layers budget (`rounding=floor`: ⌊ρL⌋); with a selection to match, its number of layers,
+    that selection itself left out. Under a parameters or bytes budget, the longest prefix of a uniformly
+    random ranking that never exceeds it (no number of subsets is stated then). Where layer sizes vary such
+    draws do not hold the matched memory, up to 11% more in AQLoRA §7.2: that is the artifact which
+    `random-matched` removes. `mismatch` is that of the parameters.
+
+    Raises:
+        InputError: a budget that selects nothing, or no other set of that many layers.
+    """
+
+    name = "random-count"
+    random = True
+
+    rounding: Literal["ceil", "floor"] = "ceil"
+
+    def law(self, profile: Profile, budget: Budget | None, like: Selection | None) -> Controls | None:
+        """Every set that a draw can be; None under a parameters or bytes budget."""
+        if like is not None:
+            return controls(profile, like, within=Decimal(0), unit="layers")
+        assert budget is not None  # the core refuses a missing budget before it asks
+        if budget.unit != "layers":
+            return None
+        count = budget.of(len(profile), self.rounding)
+        if count == 0:
+            raise nothing(profile, budget, self.key)
+        return counted(profile, count)
+
+    def select(self, profile: Profile, budget: Budget | None, rng: Random, like: Selection | None) -> Pick:
+        """The first draw."""
+        if self.law(profile, budget, like) is not None:
+            return self.draws(profile, budget, rng, like, 1)[0]
+        assert budget is not None
+        ranks = [rng.random() for _ in profile.names]
+        return Pick(top(profile, ranks, budget, selector=self.key))
+
+    def draws(
+        self, profile: Profile, budget: Budget | None, rng: Random, like: Selection | None, count: int
+    ) -> list[Pick]:
+        """`count` distinct draws; all sets, shuffled, where fewer exist."""
+        law = self.law(profile, budget, like)
+        if law is None:
+            return super().draws(profile, budget, rng, like, count)
+        return [
+            Pick(pick.layers, feasible_subsets=pick.feasible_subsets, inclusion=pick.inclusion)
+            for pick in law.draws(rng, count)
+        ]
