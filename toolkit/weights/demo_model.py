@@ -79,7 +79,7 @@ def _gguf() -> Path:
         raise InputError(_missing("is not installed"))
     files = [f for place in spec.submodule_search_locations for f in sorted(Path(place).glob("*.gguf"))]
     if not files:
-        raise InputError(_missing(f"holds no GGUF file (in {list(spec.submodule_search_locations)[0]})"))
+        raise InputError(_missing(f"holds no GGUF file (in {next(iter(spec.submodule_search_locations))})"))
     return files[0]
 
 

@@ -213,8 +213,10 @@ class _Reader:
         layers = [self._plain(p, None, {0: self.outer[p]}) for p in self.family.before if p in self.outer]
         for block in found:
             layers += self._block(block)
-        head = self._head()
-        return Layout(layers, self.family.head, head, len(found), self.others)
+        own = self.outer.get(self.family.head)
+        if own and not (self._tied() and self.family.embedding in self.outer):
+            self.others += self.checkpoint.tensors[own].elements  # else it is the embedding, which is counted
+        return Layout(layers, self.family.head, self._head(), len(found), self.others)
 
     def _sort(self, name: str) -> None:
         family = self.family
@@ -226,8 +228,7 @@ class _Reader:
             if leaf != "weight":
                 self.others += elements
                 return
-            self.outer[family.head] = name
-            self.others += 0 if self._tied() else elements
+            self._once(self.outer, family.head, name)
             return
         path = name if name.startswith(family.base + ".") else f"{family.base}.{name}"
         inside = re.fullmatch(re.escape(family.blocks) + r"\.(\d+)\.(.+)", path)

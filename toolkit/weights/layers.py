@@ -85,7 +85,11 @@ def layers_of(model: nn.Module, *, include_head: bool = False) -> list[Layer]:
     if include_head and head is None:
         raise InputError(f"{type(model).__name__} has no output embedding to include")
     outside = set() if head is None else {head} | set(_outer_heads(model))
-    found = [l for l in _walk(model, _Blocks(model)) if l.name not in outside or (include_head and l.name == head)]
+    if include_head:
+        outside.discard(head)
+    found = [layer for layer in _walk(model, _Blocks(model)) if layer.name not in outside]
+    if include_head and head not in [layer.name for layer in found]:
+        raise InputError(f"the output embedding of {type(model).__name__} ({head}) is no linear layer")
     if not found:
         raise InputError(f"{type(model).__name__} has no linear layer")
     return found
@@ -102,7 +106,7 @@ def layer_of(model: nn.Module, name: str) -> Layer:
     for layer in layers:
         if layer.name == name:
             return layer
-    raise InputError(f"{type(model).__name__} has no layer {name!r}; {closest(name, [l.name for l in layers])}")
+    raise InputError(f"{type(model).__name__} has no layer {name!r}; {closest(name, [layer.name for layer in layers])}")
 
 
 def block_count(model: nn.Module) -> int:
