@@ -437,7 +437,7 @@ class Subsets:
         return found
 
     def nearest(self, target: int) -> int | None:
-        """The reachable total nearest to `target` but not equal to it , at most `high`, 0 left out; the lower of a tie."""
+        """The reachable total nearest to `target`, itself and 0 left out, at most `high`; the lower of a tie."""
         if not self.possible:
             return None
         join, found = self._join, []
