@@ -161,9 +161,8 @@ def _errors_plain(
     mode: str,
 ) -> Sums:
     values = flat.reshape(rows, columns).float()
-    ratio = reference.scaled(values, factor, block, divide=mode == "divide", divide_partial=mode == "divide-partial")
-    code = torch.bucketize(ratio, thresholds)
-    error = (values - levels[code] * reference.expand(scale, columns, block)).double()
+    code = torch.bucketize(reference.scaled(values, factor, block, mode), thresholds, out_int32=True)
+    error = (values - reference.scaled(levels[code], scale, block, "multiply")).double()
     return Sums(
         error.square().sum().item(),
         error.abs().sum().item(),

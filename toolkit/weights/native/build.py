@@ -19,9 +19,18 @@ import threading
 from pathlib import Path
 
 SOURCE = Path(__file__).with_name("kernel.c")
-FLAGS = (
-    "-std=gnu11 -O3 -march=native -fopenmp-simd -ffp-contract=off -fno-math-errno -fno-trapping-math -shared -fPIC"
-).split()
+FLAGS = [
+    "-std=gnu11",
+    "-O3",
+    "-march=native",
+    "-mprefer-vector-width=512",
+    "-fopenmp-simd",
+    "-ffp-contract=off",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-shared",
+    "-fPIC",
+]
 """No -ffast-math; no fused multiply-add either, so that each operation rounds as in the tensor reference."""
 
 _lock = threading.Lock()

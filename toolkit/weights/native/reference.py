@@ -28,22 +28,16 @@ def block_absmax(flat: torch.Tensor, rows: int, columns: int, block: int) -> tor
     return torch.cat(parts, dim=1)
 
 
-def scaled(
-    values: torch.Tensor, factor: torch.Tensor, block: int, *, divide: bool, divide_partial: bool
-) -> torch.Tensor:
-    """x·factor (or x/factor) block by block, in float32, shape (rows, columns) like `values`."""
+def scaled(values: torch.Tensor, factor: torch.Tensor, block: int, mode: str) -> torch.Tensor:
+    """x·factor block by block (`multiply`), x/factor (`divide`), or x/factor in a short last block alone
+    (`divide-partial`), in float32; values (rows, columns), factor (rows, ⌈columns/block⌉)."""
     rows, columns = values.shape
     full = columns - columns % block
     out = torch.empty_like(values)
     if full:
-        part, by = values[:, :full].view(rows, -1, block), factor[:, : full // block, None]
-        out[:, :full] = (part / by if divide else part * by).view(rows, full)
+        part, by = values[:, :full].reshape(rows, -1, block), factor[:, : full // block, None]
+        out[:, :full] = (part / by if mode == "divide" else part * by).view(rows, full)
     if full < columns:
         part, by = values[:, full:], factor[:, -1:]
-        out[:, full:] = part / by if divide or divide_partial else part * by
+        out[:, full:] = part * by if mode == "multiply" else part / by
     return out
-
-
-def expand(blocks: torch.Tensor, columns: int, block: int) -> torch.Tensor:
-    """One number a block → one an element, shape (rows, columns)."""
-    return blocks.repeat_interleave(block, dim=1)[:, :columns]

@@ -1,0 +1,166 @@
+"""What bitsandbytes' two 4-bit formats share: flat blocks with a float32 maximum each, themselves quantizable.
+
+The reference is bitsandbytes' CPU code, which this module equals bit for bit (codes, maxima, the maxima's own
+codes, scales and offset). Its CUDA kernel differs in two places: it multiplies by 1/absmax in a short last block
+as well, where the CPU divides, and it finds the nearest 8-bit level of a maximum by an exact search, where the
+CPU rounds to one of 65,536 table entries first (about 3 maxima in 1,000 get a neighbouring level).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import ClassVar
+
+import torch
+from torch import nn
+
+from toolkit.errors import InputError, closest
+from toolkit.weights import native
+from toolkit_plugins.quantizers.codebook import CodebookQuantizer
+
+BLOCKS = (32, 64, 128, 256, 512, 1024, 2048, 4096)
+GROUP = 256
+"""Maxima a group of the double quantization."""
+FLOOR = 1e-38
+"""No maximum is divided by below this (bitsandbytes' own floor): a block of zeros stays zero."""
+TABLE = 65536
+
+
+class BitsAndBytes4Bit(CodebookQuantizer):
+    """Common base of the bitsandbytes formats; its subclasses declare the options `block` and `double`."""
+
+    by_row = False
+    mode = "divide-partial"
+    first_nibble = "high"
+    quant_type: ClassVar[str]
+    block: int
+    double: bool
+
+    def __post_init__(self) -> None:
+        if self.block not in BLOCKS:
+            raise InputError(f"{self.name} has no block size {self.block}; {closest(str(self.block), BLOCKS, 0)}")
+
+    @property
+    def block_size(self) -> int:
+        """Weights a block."""
+        return self.block
+
+    def pack_scales(self, absmax: torch.Tensor, partial: bool) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        """absmax (float32 a block), or with double quantization 8-bit codes of absmax − mean in groups of 256."""
+        absmax = absmax.view(-1)
+        if partial:
+            absmax = torch.cat([absmax[:-1], absmax[-1:].clamp(min=FLOOR)])
+        factor = 1.0 / absmax.clamp(min=FLOOR)
+        if partial:
+            factor[-1] = absmax[-1]
+        factor = factor.view(1, -1)
+        if not self.double:
+            return {"absmax": absmax}, factor
+        offset = absmax.mean()
+        codes, nested = quantize_8bit(absmax - offset)
+        return {"absmax": codes, "nested_absmax": nested, "nested_offset": offset}, factor
+
+    def unpack_scales(self, kept: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """absmax as it is read back: 8-bit level · the group's maximum + offset."""
+        if not self.double:
+            return kept["absmax"]
+        levels = dynamic_map(kept["absmax"].device)[kept["absmax"].int()]
+        groups = kept["nested_absmax"].repeat_interleave(GROUP)[: levels.numel()]
+        return levels * groups + kept["nested_offset"]
+
+    def linear(self, linear: nn.Linear, compute_dtype: torch.dtype) -> nn.Module:
+        """A bitsandbytes `Linear4bit` that holds the same packed weight; nothing is quantized twice.
+
+        Its switch to a bfloat16 layout on processors with AVX512-BF16 is turned off: it would round the scales
+        to bfloat16 in the first evaluation, and it fails on widths that are no multiple of 32.
+
+        Raises:
+            InputError: bitsandbytes is not installed.
+        """
+        try:
+            import bitsandbytes as bnb
+        except ImportError:
+            raise InputError(f"{self.key} computes through bitsandbytes: pip install bitsandbytes") from None
+        weight = linear.weight.detach()
+        packed = self.quantize(weight).tensors
+        layer = bnb.nn.Linear4bit(
+            linear.in_features,
+            linear.out_features,
+            bias=linear.bias is not None,
+            compute_dtype=compute_dtype,
+            compress_statistics=self.double,
+            quant_type=self.quant_type,
+            quant_storage=torch.uint8,
+            device="meta",
+        )
+        nested = None
+        if self.double:
+            nested = bnb.functional.QuantState(
+                absmax=packed["nested_absmax"],
+                code=dynamic_map(weight.device).clone(),
+                blocksize=GROUP,
+                dtype=torch.float32,
+            )
+        state = bnb.functional.QuantState(
+            absmax=packed["absmax"],
+            shape=weight.shape,
+            code=torch.tensor(self.levels, dtype=torch.float32, device=weight.device),
+            blocksize=self.block,
+            quant_type=self.quant_type,
+            dtype=weight.dtype if weight.dtype in native.DTYPES else torch.float32,
+            offset=packed.get("nested_offset"),
+            state2=nested,
+        )
+        layer.weight = bnb.nn.Params4bit(
+            packed["codes"].view(-1, 1),
+            requires_grad=False,
+            quant_state=state,
+            blocksize=self.block,
+            compress_statistics=self.double,
+            quant_type=self.quant_type,
+            quant_storage=torch.uint8,
+            module=layer,
+            bnb_quantized=True,
+        )
+        layer.quant_state = state
+        if linear.bias is not None:
+            layer.bias = nn.Parameter(linear.bias.detach().clone(), requires_grad=linear.bias.requires_grad)
+        layer.support_avx512bf16_for_cpu = False
+        return layer.train(linear.training)
+
+
+def quantize_8bit(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(8-bit codes, max|v| of each group of 256) of a float32 vector, as bitsandbytes' CPU kernel has them.
+
+    y = v·(1/max) goes to one of 65,536 even steps on [−1, 1], and that to its nearest level of the dynamic map.
+    A group of zeros has the code 0.
+    """
+    groups = torch.nn.functional.pad(values, (0, -values.numel() % GROUP)).view(-1, GROUP)
+    absmax = groups.abs().amax(1)
+    ratio = (groups * (1.0 / absmax)[:, None]).clamp(-1, 1)
+    step = ((ratio + 1) * 0.5 * (TABLE - 1) + 0.5).nan_to_num(0).int()
+    codes = _table(values.device)[step]
+    codes[absmax == 0] = 0
+    return codes.view(-1)[: values.numel()].contiguous(), absmax
+
+
+@functools.cache
+def dynamic_map(device: torch.device) -> torch.Tensor:
+    """The 256 levels of bitsandbytes' signed dynamic 8-bit type, ascending (Dettmers et al., 2022, §2.1).
+
+    With i = 0 … 6, the magnitudes 10^(i−6)·m, m the 2^i midpoints of an even split of [0.1, 1]; zero; and one.
+    """
+    positive: list[float] = []
+    for i in range(7):
+        ends = torch.linspace(0.1, 1, 2**i + 1, dtype=torch.float32)
+        positive += (10.0 ** (i - 6) * ((ends[:-1] + ends[1:]) / 2)).tolist()
+    levels = sorted([-x for x in positive] + [0.0] + positive + [1.0])
+    return torch.tensor(levels, dtype=torch.float32).to(device)
+
+
+@functools.cache
+def _table(device: torch.device) -> torch.Tensor:
+    levels = dynamic_map(torch.device("cpu"))
+    grid = torch.arange(TABLE, dtype=torch.float32) * 2 / (TABLE - 1) - 1
+    return torch.bucketize(grid, (levels[:-1] + levels[1:]) / 2).to(torch.uint8).to(device)
