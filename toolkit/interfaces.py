@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import json
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from random import Random
@@ -117,6 +119,39 @@ class Packed:
     def to(self, device: torch.device | str) -> Packed:
         """The same packed weight on another device."""
         return dataclasses.replace(self, tensors={k: t.to(device) for k, t in self.tensors.items()})
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write one safetensors file, atomically: the tensors, and the key, shape and dtype as metadata."""
+        from safetensors.torch import save_file
+
+        from toolkit.records.io import atomic
+
+        about = {"quantizer": self.quantizer.key, "shape": json.dumps(self.shape), "dtype": str(self.dtype)}
+        with atomic(path) as temporary:
+            save_file({k: t.contiguous() for k, t in self.tensors.items()}, temporary, metadata=about)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Packed:
+        """Read what `save` wrote, bit for bit.
+
+        Raises:
+            InputError: the file is missing, no safetensors, or no packed weight; or its quantizer is unknown.
+        """
+        import torch
+        from safetensors import SafetensorError, safe_open
+
+        from toolkit.registry import registry
+
+        try:
+            with safe_open(path, framework="pt") as file:
+                about = file.metadata() or {}
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 — no mapping
+        except (OSError, SafetensorError) as error:
+            raise InputError(f"cannot read {path} as a packed weight: {error}") from None
+        if missing := {"quantizer", "shape", "dtype"} - set(about):
+            raise InputError(f"{path} is no packed weight: its metadata lack {', '.join(sorted(missing))}")
+        dtype = getattr(torch, about["dtype"].removeprefix("torch."))
+        return cls(registry.make("quantizer", about["quantizer"]), tensors, tuple(json.loads(about["shape"])), dtype)
 
 
 class Quantizer(Component):

@@ -65,12 +65,15 @@ class BitsAndBytes4Bit(CodebookQuantizer):
         """absmax as it is read back: 8-bit level · the group's maximum + offset."""
         if not self.double:
             return kept["absmax"]
-        levels = dynamic_map(kept["absmax"].device)[kept["absmax"].int()]
+        levels = dynamic_map(kept["absmax"].device).index_select(0, kept["absmax"].int())
         groups = kept["nested_absmax"].repeat_interleave(GROUP)[: levels.numel()]
-        return levels * groups + kept["nested_offset"]
+        return levels.mul_(groups).add_(kept["nested_offset"])
 
-    def linear(self, linear: nn.Linear, compute_dtype: torch.dtype) -> nn.Module:
+    def linear(self, linear: nn.Linear, compute_dtype: torch.dtype) -> nn.Module | None:
         """A bitsandbytes `Linear4bit` that holds the same packed weight; nothing is quantized twice.
+
+        `None` for a layer on the CPU whose rows are no whole number of blocks: bitsandbytes' AVX512 kernel then
+        reads the wrong maxima (measured in 0.50.2: twice the error), so that the data flow must decode it.
 
         Its switch to a bfloat16 layout on processors with AVX512-BF16 is turned off: it would round the scales
         to bfloat16 in the first evaluation, and it fails on widths that are no multiple of 32.
@@ -83,6 +86,8 @@ class BitsAndBytes4Bit(CodebookQuantizer):
         except ImportError:
             raise InputError(f"{self.key} computes through bitsandbytes: pip install bitsandbytes") from None
         weight = linear.weight.detach()
+        if weight.device.type == "cpu" and weight.shape[1] % self.block:
+            return None
         packed = self.quantize(weight).tensors
         layer = bnb.nn.Linear4bit(
             linear.in_features,
@@ -138,9 +143,9 @@ def quantize_8bit(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """
     groups = torch.nn.functional.pad(values, (0, -values.numel() % GROUP)).view(-1, GROUP)
     absmax = groups.abs().amax(1)
-    ratio = (groups * (1.0 / absmax)[:, None]).clamp(-1, 1)
-    step = ((ratio + 1) * 0.5 * (TABLE - 1) + 0.5).nan_to_num(0).int()
-    codes = _table(values.device)[step]
+    ratio = (groups * (1.0 / absmax)[:, None]).nan_to_num_(0, torch.inf, -torch.inf).clamp_(-1, 1)
+    step = ratio.add_(1).mul_((TABLE - 1) / 2).add_(0.5).int()
+    codes = _table(values.device).index_select(0, step.view(-1)).view_as(step)
     codes[absmax == 0] = 0
     return codes.view(-1)[: values.numel()].contiguous(), absmax
 
