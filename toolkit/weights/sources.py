@@ -52,6 +52,8 @@ def resolve(model: str | os.PathLike[str]) -> Source:
         return Source(demo_model.demo_model(), demo_model.NAME)
     if is_local(model):
         path = Path(model).expanduser()
+        if not str(model):
+            raise InputError(f"the model's name is empty; give a folder, a hub id, or {DEMO_MODEL!r}")
         if not path.exists():
             hint = ""
             if isinstance(model, str) and HUB_ID.fullmatch(model):
