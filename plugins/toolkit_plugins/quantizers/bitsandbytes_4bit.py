@@ -15,7 +15,7 @@ from typing import ClassVar
 import torch
 from torch import nn
 
-from toolkit.errors import InputError, closest
+from toolkit.errors import InputError
 from toolkit.weights import native
 from toolkit_plugins.quantizers.codebook import CodebookQuantizer
 
@@ -39,7 +39,8 @@ class BitsAndBytes4Bit(CodebookQuantizer):
 
     def __post_init__(self) -> None:
         if self.block not in BLOCKS:
-            raise InputError(f"{self.name} has no block size {self.block}; {closest(str(self.block), BLOCKS, 0)}")
+            allowed = ", ".join(map(str, BLOCKS))
+            raise InputError(f"{self.name} has no block size {self.block}; allowed: {allowed}")
 
     @property
     def block_size(self) -> int:

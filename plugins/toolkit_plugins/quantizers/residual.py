@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping
 
 import torch
 
-from toolkit.interfaces import Errors, Quantizer
+from toolkit.interfaces import Quantizer
 from toolkit.registry import registry
 from toolkit_plugins.quantizers.nf4 import NF4
 
@@ -60,23 +59,6 @@ class Residual(Quantizer):
         }
         first = self.first.decode(parts["inner."], shape).reshape(shape)
         return first + self.second.decode(parts["residual."], shape).reshape(shape)
-
-    def measure(self, weight: torch.Tensor) -> Errors:
-        """As the interface says; within 1e-6 relative of the plain way.
-
-        The error is the second stage's on the residual; the plain way rounds Ŵ to float32 once more.
-        """
-        first = self.first.quantize(weight)
-        rest = self._rest(weight, first.tensors)
-        sums = self.second.sums(rest)
-        norm = weight.detach().float().double().square().sum().item()
-        n = weight.numel()
-        return Errors(
-            mse=sums.square / n,
-            mae=sums.absolute / n,
-            relative=math.sqrt(sums.square / norm) if norm else 0.0,
-            max=sums.largest,
-        )
 
     def _rest(self, weight: torch.Tensor, first: Mapping[str, torch.Tensor]) -> torch.Tensor:
         exact = weight.detach().float()

@@ -33,7 +33,7 @@ def scaled(values: torch.Tensor, factor: torch.Tensor, block: int, mode: str) ->
     (`divide-partial`), in float32; values (rows, columns), factor (rows, ⌈columns/block⌉)."""
     rows, columns = values.shape
     full = columns - columns % block
-    out = torch.empty_like(values)
+    out = torch.empty(values.shape, dtype=values.dtype, device=values.device)
     if full:
         part, by = values[:, :full].reshape(rows, -1, block), factor[:, : full // block, None]
         out[:, :full] = (part / by if mode == "divide" else part * by).view(rows, full)
