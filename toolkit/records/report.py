@@ -107,6 +107,7 @@ class Report(File):
     Attributes:
         role: `reference` (nothing or everything protected), `arm`, or `control`.
         settings: hash of what fixes the numbers (model, base, texts, windows, dtype); runs of one study share it.
+        labels: what must be said beside the results: a small form, or draws that cannot reach the declared level.
         scores: text name → score; empty for a control, whose draws carry theirs.
     """
 
@@ -127,6 +128,7 @@ class Report(File):
     selection: Selection | None = None
     law: Law | None = None
     layers: list[str] | None = Field(default=None, description="all layers in profile order, for the draws' masks")
+    labels: list[str] = []
     scores: dict[str, Score] = {}
     draws: list[Draw] = []
     texts: dict[str, Text]

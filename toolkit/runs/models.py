@@ -1,0 +1,159 @@
+"""Loading a model and its tokenizer: by Hugging Face id, local directory, or the id of the embedded model.
+
+Only safetensors are read and no code from the hub is run. A model is loaded in the dtype of its checkpoint, so
+that it is quantized from the stored values, and cast to the compute dtype afterwards.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from toolkit.errors import InputError, closest
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+def choose_device(device: str | torch.device | None = None) -> torch.device:
+    """The device asked for, or CUDA where there is one, else the CPU.
+
+    Raises:
+        InputError: an unknown device, or CUDA where there is none.
+    """
+    import torch
+
+    if device is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        chosen = torch.device(device)
+    except RuntimeError:
+        raise InputError(f"no device is called {str(device)!r}; {closest(str(device), ['cpu', 'cuda'])}") from None
+    if chosen.type == "cuda" and (not torch.cuda.is_available() or (chosen.index or 0) >= torch.cuda.device_count()):
+        raise InputError(f"device {chosen} is asked for, and this machine has {torch.cuda.device_count()} CUDA devices")
+    return chosen
+
+
+def compute_dtype(device: torch.device, dtype: str | torch.dtype | None = None) -> torch.dtype:
+    """The dtype asked for; else bfloat16 on a CUDA device that has it, and float32 elsewhere.
+
+    A CPU gets float32 even where it has bfloat16 instructions: without them bfloat16 is 20 times slower, and
+    results in float32 compare from CPU to CPU. The choice is ours.
+
+    Raises:
+        InputError: no float32, bfloat16 or float16.
+    """
+    import torch
+
+    if dtype is None:
+        native = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
+        return torch.bfloat16 if native else torch.float32
+    name = str(dtype).removeprefix("torch.")
+    if name not in DTYPES:
+        raise InputError(f"no compute dtype is called {name!r}; {closest(name, DTYPES)}")
+    return getattr(torch, name)
+
+
+def load_model(source: str | Path, *, device: str | torch.device | None = None) -> nn.Module:
+    """A causal language model in its checkpoint's dtype, in evaluation mode, on the device.
+
+    Raises:
+        InputError: no such model, no safetensors in it, or an architecture that needs code from the hub.
+    """
+    from transformers import AutoModelForCausalLM
+
+    target = choose_device(device)
+    path = _location(source)
+    with _reading(source), _quiet():
+        model = AutoModelForCausalLM.from_pretrained(
+            path, dtype="auto", use_safetensors=True, trust_remote_code=False, attn_implementation="sdpa"
+        )
+    return model.eval().requires_grad_(False).to(target)
+
+
+def load_tokenizer(source: str | Path) -> Any:
+    """The tokenizer of a model.
+
+    Raises:
+        InputError: the model has none, or it needs code from the hub.
+    """
+    from transformers import AutoTokenizer
+
+    path = _location(source)
+    with _reading(source, "tokenizer"), _quiet():
+        return AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+
+
+def skeleton(source: str | Path) -> nn.Module:
+    """The model that transformers would build, on the meta device: names and shapes, no weights."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    path = _location(source)
+    with _reading(source), _quiet(), torch.device("meta"):
+        config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+        return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+
+
+def cast(model: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """Cast 16- and 32-bit float parameters in place, tied ones together; buffers keep their dtype.
+
+    Buffers hold rotary frequencies and packed weights, which must not be rounded. Parameters that the model
+    declares as float32 (`_keep_in_fp32_modules`) stay so.
+    """
+    import torch
+
+    kept = set(getattr(model, "_keep_in_fp32_modules_strict", None) or ())
+    if dtype == torch.float16:
+        kept |= set(getattr(model, "_keep_in_fp32_modules", None) or ())
+    for name, parameter in model.named_parameters():
+        if parameter.dtype in (torch.float32, torch.bfloat16, torch.float16) and not kept & set(name.split(".")):
+            parameter.data = parameter.data.to(dtype)
+    if hasattr(getattr(model, "config", None), "dtype"):
+        model.config.dtype = dtype
+    return model
+
+
+def _location(source: str | Path) -> str:
+    """A local folder, or the hub id itself (its tokenizer is fetched by transformers).
+
+    Raises:
+        InputError: there is no such model, or its weights are no readable safetensors.
+    """
+    from toolkit.weights.checkpoints import open_checkpoint
+    from toolkit.weights.sources import resolve
+
+    found = resolve(source)
+    open_checkpoint(found.path)
+    return found.name if found.hub else str(found.folder)
+
+
+@contextlib.contextmanager
+def _reading(source: str | Path, what: str = "model") -> Iterator[None]:
+    """Whatever transformers raises while it reads becomes one error that names the model."""
+    try:
+        yield
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise InputError(f"cannot load the {what} of {source}: {reason}") from error
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """No progress bars of transformers among ours."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()

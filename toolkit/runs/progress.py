@@ -1,0 +1,63 @@
+"""Progress on stderr: a bar with the time left on a terminal, a line every half minute elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+from typing import Any, Self
+
+EVERY = 30.0
+"""Seconds between lines where stderr is no terminal."""
+
+
+class Progress:
+    """Counts steps towards a total; silent where `shown` is false."""
+
+    def __init__(self, total: int, *, shown: bool = True) -> None:
+        self.total, self.done = total, 0
+        self._shown = shown
+        self._bar: Any = None
+        self._started = self._spoken = time.monotonic()
+
+    def __enter__(self) -> Self:
+        if self._shown and sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+            from rich.progress import Progress as Bar
+
+            columns = (
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeRemainingColumn(elapsed_when_finished=True),
+            )
+            self._bar = Bar(*columns, console=Console(stderr=True), speed_estimate_period=300)
+            self._bar.start()
+            self._task = self._bar.add_task("", total=self.total)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def say(self, text: str) -> None:
+        """A line above the bar, whether or not progress is shown."""
+        if self._bar is not None:
+            self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        else:
+            print(text, file=sys.stderr, flush=True)
+
+    def step(self, description: str, count: int = 1) -> None:
+        """One more step done, and what comes to be done."""
+        self.done += count
+        if self._bar is not None:
+            self._bar.update(self._task, advance=count, description=description)
+            return
+        now = time.monotonic()
+        if self._shown and (now - self._spoken >= EVERY or self.done == self.total):
+            left = (now - self._started) / max(self.done, 1) * (self.total - self.done)
+            print(f"{description}: {self.done} of {self.total}, {left:.0f} s left", file=sys.stderr, flush=True)
+            self._spoken = now

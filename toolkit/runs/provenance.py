@@ -1,0 +1,160 @@
+"""Where and with what a run was made: versions, device, memory, and the git commit of the working folder."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import os
+import platform
+import subprocess
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from toolkit.records.report import Provenance
+
+if TYPE_CHECKING:
+    import torch
+
+PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "bitsandbytes", "peft", "numpy", "pydantic")
+
+
+class Recorder:
+    """Collects what all runs of a process share, once, and measures each run's time and peak memory.
+
+    Args:
+        folder: a folder of the working tree whose commit is recorded.
+        ignore: paths that do not make the tree dirty (the results that are being written).
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        device: torch.device,
+        dtype: torch.dtype,
+        *,
+        ignore: Iterable[Path] = (),
+        fallbacks: Mapping[str, int] | None = None,
+    ) -> None:
+        import torch
+
+        self.device = device
+        self._fallbacks = dict(fallbacks or {})
+        self._common = {
+            "toolkit": _version("qlora-toolkit") or "unknown",
+            "python": platform.python_version(),
+            "packages": {name: version for name in PACKAGES if (version := _version(name))},
+            "platform": platform.platform(),
+            "device": _device_name(device),
+            "threads": torch.get_num_threads(),
+            "compute_dtype": str(dtype).removeprefix("torch."),
+        }
+        self._common["commit"], self._common["dirty"] = _commit(folder, ignore)
+
+    def start(self) -> None:
+        """Begin a run: reset the peak memory and the clock."""
+        self._started = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
+        self._clock = time.perf_counter()
+        self._base = _reset_memory(self.device)
+
+    def finish(self, fallbacks: Mapping[str, int] | None = None) -> Provenance:
+        """The provenance of the run that began last."""
+        return Provenance(
+            **self._common,
+            started=self._started.isoformat(),
+            seconds=round(time.perf_counter() - self._clock, 3),
+            peak_memory=self._base | _peak_memory(self.device),
+            fallbacks=self._fallbacks | {k: v for k, v in (fallbacks or {}).items() if v},
+        )
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _device_name(device: torch.device) -> str:
+    import torch
+
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    if device.type != "cpu":
+        return str(device)
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def _commit(folder: Path, ignore: Iterable[Path]) -> tuple[str | None, bool | None]:
+    """HEAD and whether the tree differs from it, of the repository that holds a folder."""
+
+    def git(*arguments: str) -> str | None:
+        try:
+            done = subprocess.run(
+                ["git", *arguments], cwd=folder, capture_output=True, text=True, timeout=30, check=False
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    root, commit = git("rev-parse", "--show-toplevel"), git("rev-parse", "HEAD")
+    if root is None or commit is None:
+        return None, None
+    inside = [Path(p).resolve() for p in ignore if Path(p).resolve().is_relative_to(Path(root).resolve())]
+    skipped = [f":(exclude,top,literal){p.relative_to(Path(root).resolve()).as_posix()}" for p in inside]
+    status = git("status", "--porcelain", "--", ":/", *skipped)
+    return commit, None if status is None else bool(status)
+
+
+def _reset_memory(device: torch.device) -> dict[str, int]:
+    """Reset the peak, and tell what is in use before the run."""
+    import torch
+
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        return {
+            "base_allocated": torch.cuda.memory_allocated(device),
+            "base_reserved": torch.cuda.memory_reserved(device),
+        }
+    try:
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # Linux: peak resident size := present one
+    except OSError:
+        pass  # elsewhere the peak is that of the whole process
+    return {"base_resident": _status("VmRSS") or _largest_resident()}
+
+
+def _peak_memory(device: torch.device) -> dict[str, int]:
+    import torch
+
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        return {
+            "peak_allocated": torch.cuda.max_memory_allocated(device),
+            "peak_reserved": torch.cuda.max_memory_reserved(device),
+        }
+    return {"peak_resident": _status("VmHWM") or _largest_resident()}
+
+
+def _status(key: str) -> int | None:
+    """A size in bytes from /proc/self/status."""
+    try:
+        lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{key}:")), None)
+
+
+def _largest_resident() -> int:
+    if os.name != "posix":
+        return 0
+    import resource
+    import sys
+
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
