@@ -133,10 +133,11 @@ def test_bits_per_weight_are_honest() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_linear_holds_the_same_storage_as_bitsandbytes_own(name: str, double: bool, dtype: torch.dtype) -> None:
     dense = nn.Linear(192, 80, bias=True).to(dtype)
-    theirs = bnb.nn.Linear4bit(
-        192, 80, bias=True, compute_dtype=dtype, compress_statistics=double, quant_type=NAMES[name]
+    theirs = bnb.nn.Linear4bit(192, 80, compute_dtype=dtype)
+    theirs.weight = bnb.nn.Params4bit(
+        dense.weight.detach().clone(), quant_type=NAMES[name], compress_statistics=double, module=theirs
     )
-    theirs.load_state_dict(dense.state_dict())
+    theirs.bias = dense.bias
     theirs = theirs.to("cpu")  # bitsandbytes quantizes here
     ours = tk.quantizer(name, double=double).linear(dense, dtype)
     assert isinstance(ours, bnb.nn.Linear4bit)

@@ -158,7 +158,7 @@ def test_nvfp4_small_blocks_have_the_documented_floor() -> None:
     w[0, 16:] = torch.tensor([1e-3, -0.02, 0.0] + [0.01] * 13)  # 0.02/6 lies below 2⁻⁶
     packed = tk.quantizer("nvfp4").quantize(w)
     assert packed.tensors["global_scale"] == 1 and packed.tensors["scales"].float()[0].tolist() == [448, 2**-6]
-    right = [0.0, -(2**-6), 0.0] + [2**-7] * 13  # multiples of s·g/2 = 2⁻⁷
+    right = [0.0, -1.5 * 2**-6, 0.0] + [2**-7] * 13  # multiples of s·g/2 = 2⁻⁷
     assert packed.dequantize()[0, 16:].tolist() == right
     tiny = tk.quantizer("nvfp4").quantize(torch.full((1, 16), 1e-44))
     assert (tiny.dequantize() == 0).all()
