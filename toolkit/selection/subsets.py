@@ -25,9 +25,9 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import accumulate
 
-TABLE_LIMIT = 6_000_000
-"""The most steps that building and joining the tables may take, where a step is one product of integers of up
-to 512 items' counts (longer ones count as several). About 3 seconds of one core and at most 1 GB."""
+TABLE_LIMIT = 4_000_000
+"""The most steps that building and joining the tables may take: a step is one product of counts of subsets of up
+to 512 items (longer ones count as several), about a microsecond. The tables then take at most about 600 MB."""
 
 
 class TableTooLarge(Exception):
@@ -87,7 +87,9 @@ class _Side:
         return 1 + (extra + sum(c.count for c in self.cells)) // 512
 
     def _step_cost(self, cell: Cell) -> int:
-        return len(self.last) * (min(cell.count, self.of.high // cell.size) + 1) * self._words(cell.count)
+        if cell.count == 1 and not cell.labels:
+            return len(self.last) * self._words(1)
+        return len(self.last) * (min(cell.count, self.of.high // cell.size) + 2) * self._words(cell.count)
 
     def _series_cost(self) -> int:
         return (self.of.high + 1) * (len(self.cells) + 1) * self._words() if not self.of.labels else 1 << 62
@@ -107,7 +109,15 @@ class _Side:
         for at in cell.labels:
             label = self.of.labels[at]
             limits.append((label.unit, label.radix, label.quota, label.items - self.passed[at]))
-        table: dict[int, int] = {}
+        if not limits and cell.count == 1:  # the common case of many different sizes
+            table = dict(self.last)
+            get = table.get
+            for key, weight in self.last.items():
+                state = key + step
+                if state <= high:
+                    table[state] = get(state, 0) + weight
+            return table
+        table = {}
         get = table.get
         for key, weight in self.last.items():
             most = min(cell.count, (high - key % big) // cell.size)
@@ -507,9 +517,19 @@ def unrank_combination(n: int, k: int, index: int) -> list[int]:
 
 def rank_combination(n: int, chosen: Sequence[int]) -> int:
     """The number of a combination, the inverse of `unrank_combination`."""
-    index, k, before = 0, len(chosen), -1
-    for position in chosen:
-        for skipped in range(before + 1, position):
-            index += math.comb(n - skipped - 1, k - 1)
-        k, before = k - 1, position
+    index, k = 0, len(chosen)
+    if not k:
+        return index
+    wanted, left = iter(chosen), n
+    ways, following = pascal(n)[k] * k // n, next(wanted)
+    for position in range(n):
+        left -= 1
+        if position == following:
+            k -= 1
+            if not k:
+                break
+            ways, following = ways * k // left, next(wanted)
+        else:
+            index += ways
+            ways = ways * (left - k + 1) // left if left else 0
     return index
