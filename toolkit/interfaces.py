@@ -208,6 +208,10 @@ class Quantizer(Component):
         """
         return None
 
+    def keeps(self, dtype: torch.dtype) -> bool:
+        """Whether weights of this dtype are kept bit for bit, so that their layers may be left untouched."""
+        return False
+
 
 @dataclasses.dataclass(frozen=True)
 class Pick:
@@ -300,8 +304,14 @@ class DataFlow(Component):
         """
 
     @abstractmethod
-    def apply(self, model: nn.Module, layers: Mapping[str, LayerPlan]) -> nn.Module:
-        """Replace each planned layer in the model; the model is changed in place and returned."""
+    def apply(self, model: nn.Module, layers: Mapping[str, LayerPlan], dtype: torch.dtype) -> nn.Module:
+        """Replace each planned layer in the model, which is changed in place and returned, perhaps wrapped.
+
+        Args:
+            model: dense, in its checkpoint's dtype.
+            layers: name → decision, for every layer that is planned.
+            dtype: the compute dtype where a decision names none; what stays dense is cast to it afterwards.
+        """
 
 
 KINDS: dict[str, type[Component]] = {c.kind: c for c in (Quantizer, Selector, Scaler, DataFlow)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import importlib.metadata
 import os
@@ -122,10 +123,8 @@ def _reset_memory(device: torch.device) -> dict[str, int]:
             "base_allocated": torch.cuda.memory_allocated(device),
             "base_reserved": torch.cuda.memory_reserved(device),
         }
-    try:
-        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # Linux: peak resident size := present one
-    except OSError:
-        pass  # elsewhere the peak is that of the whole process
+    with contextlib.suppress(OSError):  # Linux sets the peak to the present size; elsewhere it is the process's
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
     return {"base_resident": _status("VmRSS") or _largest_resident()}
 
 

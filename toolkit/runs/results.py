@@ -264,7 +264,7 @@ def plain(outcome: Outcome) -> dict[str, list[list[Any]]]:
 
 
 def write_rows(folder: Path, outcomes: Sequence[Outcome]) -> Rows:
-    """Write `rows.jsonl.gz`: one JSON array a draw, text and window, in the order of `COLUMNS`; same bytes each time."""
+    """Write `rows.jsonl.gz`, the same bytes each time: a JSON array a draw, text and window, ordered as `COLUMNS`."""
     lines = [
         json.dumps([draw, name, at, w.tokens, w.nll, w.kl, w.top], separators=(",", ":")) + "\n"
         for draw, outcome in enumerate(outcomes)

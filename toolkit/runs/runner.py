@@ -138,8 +138,9 @@ class _Runner:
             found = fingerprint_of(self.study.model)
             if found != kept.fingerprint:
                 raise InputError(
-                    f"{self.folder} holds results on {kept.model} (weights {kept.fingerprint[:12]}), and the weights of "
-                    f"{self.study.model} are {found[:12]}: another model, or changed weights; use --out for another folder"
+                    f"{self.folder} holds results on {kept.model} (weights {kept.fingerprint[:12]}), and the weights "
+                    f"of {self.study.model} are {found[:12]}: another model, or changed weights; use --out for "
+                    "another folder"
                 )
             if set(wanted) <= set(kept.quantizers):
                 return kept
@@ -172,8 +173,8 @@ class _Runner:
             planned, found = self._masks(run), [draw.mask for draw in report.draws]
             if found != planned:
                 raise InputError(
-                    f"{where} holds {len(found)} draws, and the study asks for {len(planned)} (or others): use --out for "
-                    "another folder, or remove that run"
+                    f"{where} holds {len(found)} draws, and the study asks for {len(planned)} (or others): use --out "
+                    "for another folder, or remove that run"
                 )
         elif report.selection is None or report.selection.layers != list(run.selections[0].layers):
             raise InputError(

@@ -1,3 +1,5 @@
-"""The built-in dataflows, one file each."""
+"""The built-in data flows, one a file."""
 
-COMPONENTS = []
+from toolkit_plugins.dataflows.stock import Stock
+
+COMPONENTS = [Stock]

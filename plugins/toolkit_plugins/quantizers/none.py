@@ -40,3 +40,7 @@ class NoQuantization(Quantizer):
     def decode(self, tensors: Mapping[str, torch.Tensor], shape: tuple[int, ...]) -> torch.Tensor:
         """The stored weight in float32."""
         return tensors["weight"].float()
+
+    def keeps(self, dtype: torch.dtype) -> bool:
+        """Whether the dtype is 16-bit already, and the one that is asked for."""
+        return dtype in (torch.float16, torch.bfloat16) and self.dtype in ("keep", str(dtype).removeprefix("torch."))

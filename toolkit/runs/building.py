@@ -1,0 +1,132 @@
+"""`build`: from a model and a plan to a ready model, checked before and audited after."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from toolkit.errors import InputError, closest
+from toolkit.interfaces import DataFlow
+from toolkit.records.plan import LayerPlan, Plan
+from toolkit.registry import registry
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+
+def build(
+    model: str | os.PathLike[str] | nn.Module,
+    plan: Plan,
+    *,
+    device: str | None = None,
+    dtype: str | torch.dtype | None = None,
+) -> nn.Module:
+    """A model whose planned layers are quantized and whose others are untouched, in evaluation mode.
+
+    The plan is checked against the model's layer names and components before weights are loaded, and against
+    its fingerprint before one is changed. Weights are quantized from the checkpoint's own dtype; what stays
+    dense is then cast to the compute dtype. A model object is changed in place.
+
+    Args:
+        model: a Hugging Face id, a local directory, `demo`, or a dense model object.
+        plan: what becomes of each layer.
+        device: by default CUDA where there is one; a model object stays where it is.
+        dtype: compute dtype; by default bfloat16 on CUDA and float32 on a CPU; a model object keeps its own.
+
+    Raises:
+        InputError: the plan names layers that the model does not have, is for another model or for other
+            weights, names components that do not exist, or asks for what its data flow cannot compute.
+        RunError: the built model is not what was planned (`toolkit.runs.audit`).
+    """
+    from torch import nn
+
+    from toolkit.runs.audit import audit
+    from toolkit.runs.models import cast, choose_device, compute_dtype, load_model, skeleton
+
+    flow = checked(plan)
+    if isinstance(model, nn.Module):
+        if device is not None:
+            model.to(choose_device(device))
+        target = compute_dtype(_device_of(model), dtype if dtype is not None else _dtype_of(model))
+        decide(model, plan)
+    else:
+        where = choose_device(device)
+        target = compute_dtype(where, dtype)
+        source = os.fspath(model) if isinstance(model, Path) else model
+        decide(skeleton(source), plan)
+        model = load_model(source, device=where)
+    if plan.fingerprint is not None:
+        from toolkit.weights.profiling import fingerprint_of
+
+        found = fingerprint_of(model)
+        if found != plan.fingerprint:
+            raise InputError(
+                f"the plan is for {plan.model} (weights {plan.fingerprint[:12]}), and this model's weights are "
+                f"{found[:12]}: a plan for another model, or changed weights"
+            )
+    layers = decide(model, plan)
+    model = flow.apply(model, layers, target)
+    cast(model, target)
+    model.eval()
+    audit(model, layers, target)
+    return model
+
+
+def checked(plan: Plan) -> DataFlow:
+    """The plan's data flow, after every component it names was found.
+
+    Raises:
+        InputError: an unknown quantizer, scaler or data flow; a scaling that its scaler does not give; or a plan
+            that the data flow refuses.
+    """
+    flow: DataFlow = registry.make("dataflow", plan.dataflow)
+    for name, layer in _named(plan):
+        try:
+            registry.make("quantizer", layer.quantizer)
+            if layer.adapter is not None:
+                adapter = layer.adapter
+                scaling = registry.make("scaler", adapter.scaler)(adapter.alpha, adapter.rank)
+                if scaling != adapter.scaling:
+                    raise InputError(
+                        f"the scaling is {adapter.scaling}, and {adapter.scaler} gives {scaling} for alpha "
+                        f"{adapter.alpha} and rank {adapter.rank}"
+                    )
+        except InputError as error:
+            raise InputError(f"plan, {name}: {error}") from None
+    flow.check(plan)
+    return flow
+
+
+def _named(plan: Plan) -> Iterable[tuple[str, LayerPlan]]:
+    yield "default", plan.default
+    for name, layer in plan.layers.items():
+        yield f"layer {name}", layer
+
+
+def decide(model: nn.Module, plan: Plan) -> dict[str, LayerPlan]:
+    """The decision for every layer of a model, in model order; the head's only where it is named.
+
+    Raises:
+        InputError: the plan names layers that the model does not have; the closest names are offered.
+    """
+    from toolkit.weights.layers import head_of, layers_of
+
+    head = head_of(model)
+    names = [layer.name for layer in layers_of(model, include_head=head in plan.layers)]
+    unknown = [name for name in plan.layers if name not in set(names)]
+    if unknown:
+        more = f" (and {len(unknown) - 1} others of the plan)" if len(unknown) > 1 else ""
+        of = f"; the plan is for {plan.model}" if plan.model else ""
+        raise InputError(f"{type(model).__name__} has no layer {unknown[0]!r}{more}; {closest(unknown[0], names)}{of}")
+    return {name: plan.of(name) for name in names}
+
+
+def _device_of(model: nn.Module) -> torch.device:
+    return next(model.parameters()).device
+
+
+def _dtype_of(model: nn.Module) -> torch.dtype:
+    return next(p.dtype for p in model.parameters() if p.dtype.is_floating_point)
