@@ -3,7 +3,9 @@
 The reference is bitsandbytes' CPU code, which this module equals bit for bit (codes, maxima, the maxima's own
 codes, scales and offset). Its CUDA kernel differs in two places: it multiplies by 1/absmax in a short last block
 as well, where the CPU divides, and it finds the nearest 8-bit level of a maximum by an exact search, where the
-CPU rounds to one of 65,536 table entries first (about 3 maxima in 1,000 get a neighbouring level).
+CPU rounds to one of 65,536 table entries first (about 3 maxima in 1,000 get a neighbouring level). This module
+does as the CPU code on every device, but for the mean of the maxima: PyTorch sums it in an order that depends on
+the device and the number of threads, so that its last bit, in bitsandbytes as here, is theirs.
 """
 
 from __future__ import annotations

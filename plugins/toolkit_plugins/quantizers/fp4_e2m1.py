@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import torch
 
-from toolkit_plugins.quantizers.e2m1 import E2M1, LARGEST
+from toolkit_plugins.quantizers.e2m1 import E2M1, LARGEST, divide
 
 TINY = torch.finfo(torch.float32).tiny
 
@@ -31,7 +31,7 @@ class FP4E2M1(E2M1):
 
     def pack_scales(self, absmax: torch.Tensor, partial: bool) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
         """`scales`, float32, one a block."""
-        scale = (absmax / LARGEST).clamp(min=TINY)
+        scale = divide(absmax, LARGEST).clamp(min=TINY)
         return {"scales": scale.view(-1)}, scale
 
     def unpack_scales(self, kept: Mapping[str, torch.Tensor]) -> torch.Tensor:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import torch
 
-from toolkit_plugins.quantizers.e2m1 import E2M1, LARGEST
+from toolkit_plugins.quantizers.e2m1 import E2M1, LARGEST, divide
 
 E4M3_LARGEST = 448.0
 E4M3_FLOOR = 2.0**-6
@@ -36,9 +36,9 @@ class NVFP4(E2M1):
 
     def pack_scales(self, absmax: torch.Tensor, partial: bool) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
         """`scales`, float8_e4m3fn, (rows, ⌈K/16⌉), and `global_scale`, float32, one number."""
-        global_scale = (absmax.amax() / (LARGEST * E4M3_LARGEST)).clamp(min=GLOBAL_FLOOR)
+        global_scale = divide(absmax.amax(), LARGEST * E4M3_LARGEST).clamp(min=GLOBAL_FLOOR)
         # The clamp comes before the cast: some releases of PyTorch turn 480 into NaN.
-        scale = (absmax / LARGEST / global_scale).clamp(E4M3_FLOOR, E4M3_LARGEST).to(torch.float8_e4m3fn)
+        scale = (divide(absmax, LARGEST) / global_scale).clamp(E4M3_FLOOR, E4M3_LARGEST).to(torch.float8_e4m3fn)
         kept = {"scales": scale, "global_scale": global_scale}
         return kept, self.unpack_scales(kept)
 
