@@ -12,12 +12,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from toolkit.selection import subsets as module
-from toolkit.selection.subsets import (
-    Subsets,
-    TableTooLarge,
-    rank_combination,
-    unrank_combination,
-)
+from toolkit.selection import tables
+from toolkit.selection.combinations import rank_combination, unrank_combination
+from toolkit.selection.subsets import Subsets, TableTooLarge
 
 
 def enumerate_subsets(sizes, low, high, labels=(), quotas=()):
@@ -74,7 +71,7 @@ def test_equals_enumeration(problem):
 def test_both_ways_of_building_a_table_equal_enumeration(problem, way):
     sizes, low, high, _, _ = problem
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module._Side, "_series_cost", lambda self: -1 if way == "series" else 1 << 62)
+        patch.setattr(tables.Side, "_series_cost", lambda self: -1 if way == "series" else 1 << 62)
         check((sizes, low, high, [], []))
 
 

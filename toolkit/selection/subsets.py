@@ -22,8 +22,11 @@ import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import accumulate
+
+from toolkit.selection.combinations import pascal, rank_combination, unrank_combination
+from toolkit.selection.tables import Cell, Label, Side
 
 TABLE_LIMIT = 4_000_000
 """The most steps that building and joining the tables may take: a step is one product of counts of subsets of up
@@ -36,176 +39,6 @@ class TableTooLarge(Exception):
     def __init__(self, needed: int) -> None:
         super().__init__(f"{needed:,} steps, and {TABLE_LIMIT:,} are allowed")
         self.needed = needed
-
-
-@dataclass(frozen=True)
-class Cell:
-    """Items that no constraint tells apart: one size, one label of each labelling.
-
-    `step` is what one item adds to a key; `labels` are indexes into the labels that carry a quota.
-    """
-
-    size: int
-    step: int
-    items: tuple[int, ...]
-    labels: tuple[int, ...]
-
-    @property
-    def count(self) -> int:
-        """How many items it has."""
-        return len(self.items)
-
-
-@dataclass(frozen=True)
-class _Label:
-    """One label: the value of its digit in a key, the digit's radix, its quota, and how many items bear it."""
-
-    unit: int
-    radix: int
-    quota: int
-    items: int
-
-
-class _Side:
-    """One end's table: `tables[j]` maps the key after j cells to its number of subsets."""
-
-    def __init__(self, subsets: Subsets) -> None:
-        self.of = subsets
-        self.cells: list[Cell] = []
-        self.tables: list[dict[int, int]] = [{0: 1}]
-        self.passed = [0] * len(subsets.labels)  # items of each label in this side's cells
-
-    @property
-    def last(self) -> dict[int, int]:
-        return self.tables[-1]
-
-    def cost(self, cell: Cell) -> int:
-        """Steps of taking in one more cell, by the cheaper of the two ways."""
-        return min(self._step_cost(cell), self._series_cost())
-
-    def _words(self, extra: int = 0) -> int:
-        return 1 + (extra + sum(c.count for c in self.cells)) // 512
-
-    def _step_cost(self, cell: Cell) -> int:
-        if cell.count == 1 and not cell.labels:
-            return len(self.last) * self._words(1)
-        return len(self.last) * (min(cell.count, self.of.high // cell.size) + 2) * self._words(cell.count)
-
-    def _series_cost(self) -> int:
-        return (self.of.high + 1) * (len(self.cells) + 1) * self._words() if not self.of.labels else 1 << 62
-
-    def take(self, cell: Cell) -> None:
-        """Add a cell and its table."""
-        series = self._series_cost() < self._step_cost(cell)
-        for label in cell.labels:
-            self.passed[label] += cell.count
-        self.cells.append(cell)
-        self.tables.append(_series(self.cells, self.of.high) if series else self._multiplied(cell))
-
-    def _multiplied(self, cell: Cell) -> dict[int, int]:
-        """The last table times (1 + x^step)^n, without states that pass the window or miss a quota."""
-        big, high, row, step = self.of.big, self.of.high, pascal(cell.count), cell.step
-        limits = []
-        for at in cell.labels:
-            label = self.of.labels[at]
-            limits.append((label.unit, label.radix, label.quota, label.items - self.passed[at]))
-        if not limits and cell.count == 1:  # the common case of many different sizes
-            table = dict(self.last)
-            get = table.get
-            for key, weight in self.last.items():
-                state = key + step
-                if state <= high:
-                    table[state] = get(state, 0) + weight
-            return table
-        table = {}
-        get = table.get
-        for key, weight in self.last.items():
-            most = min(cell.count, (high - key % big) // cell.size)
-            least = 0
-            for unit, radix, quota, after in limits:
-                left = quota - key // unit % radix
-                most = min(most, left)
-                least = max(least, left - after)
-            state = key + least * step
-            for k in range(least, most + 1):
-                table[state] = get(state, 0) + row[k] * weight
-                state += step
-        return table
-
-    def unrank(self, key: int, index: int) -> list[int]:
-        """Subset number `index` of those with this key."""
-        chosen: list[int] = []
-        for cell, table in zip(reversed(self.cells), reversed(self.tables[:-1]), strict=True):
-            row, before = pascal(cell.count), key
-            for k in range(cell.count + 1):
-                weight = table.get(before)
-                if weight is not None:
-                    block = row[k] * weight
-                    if index < block:
-                        which, index = divmod(index, weight)
-                        chosen += (cell.items[i] for i in unrank_combination(cell.count, k, which))
-                        break
-                    index -= block
-                before -= cell.step
-            key = before
-        return chosen
-
-    def rank(self, chosen: frozenset[int]) -> tuple[int, int] | None:
-        """(key, index) of the items of this side's cells that are chosen; None where no table holds them."""
-        key = index = 0
-        for cell, table, following in zip(self.cells, self.tables, self.tables[1:], strict=False):
-            inside = [i for i, item in enumerate(cell.items) if item in chosen]
-            row, after = pascal(cell.count), key + len(inside) * cell.step
-            if after not in following:
-                return None
-            index += rank_combination(cell.count, inside) * table[key]
-            before = after
-            for k in range(len(inside)):
-                index += row[k] * table.get(before, 0)
-                before -= cell.step
-            key = after
-        return key, index
-
-    def holding(self, completions: Mapping[int, int]) -> list[int]:
-        """For each cell, the number of feasible subsets that hold one given item of it.
-
-        `completions` is the number of ways to complete each key of the last table.
-        """
-        return self._holding_by_steps(completions) if self.of.labels else self._holding_by_series(completions)
-
-    def _holding_by_series(self, completions: Mapping[int, int]) -> list[int]:
-        # Subsets with key t that hold the item: those with t − step that do not, H(t) = F(t − step) − H(t − step).
-        last, keys, counts = self.last, sorted(self.last), []
-        for cell in self.cells:
-            step, held, total = cell.step, {}, 0
-            for key in keys:
-                below = key - step
-                with_it = last.get(below, 0) - held.get(below, 0)
-                if with_it:
-                    held[key] = with_it
-                    total += with_it * completions[key]
-            counts.append(total)
-        return counts
-
-    def _holding_by_steps(self, completions: Mapping[int, int]) -> list[int]:
-        counts = []
-        for cell, table in zip(reversed(self.cells), reversed(self.tables[:-1]), strict=True):
-            row, rest, step = pascal(cell.count), pascal(cell.count - 1), cell.step
-            below, total = {}, 0
-            for key, weight in table.items():
-                ways = completions.get(key, 0)
-                held, state = 0, key
-                for k in range(1, cell.count + 1):
-                    state += step
-                    further = completions.get(state)
-                    if further:
-                        ways += row[k] * further
-                        held += rest[k - 1] * further
-                below[key] = ways
-                total += weight * held
-            counts.append(total)
-            completions = below
-        return counts[::-1]
 
 
 @dataclass(frozen=True)
@@ -254,13 +87,14 @@ class Subsets:
         self.possible = self.low <= self.high and all(label.quota <= label.items for label in self.labels)
         self.spent = 0
         cells = self._cells(units, labels, names)
-        self.front, self.back, self.middle = _Side(self), _Side(self), None
+        self.front, self.back = (Side(self.labels, self.big, self.high) for _ in range(2))
+        self.middle: Cell | None = None
         if self.possible:
             self._build(cells)
 
     def _quotas(
         self, items: int, labels: Sequence[Sequence[object]], quotas: Sequence[Mapping[object, int]]
-    ) -> tuple[list[_Label], list[dict[object, int]]]:
+    ) -> tuple[list[Label], list[dict[object, int]]]:
         unit, found, names = self.big, [], []
         for labelling, quota in zip(labels, quotas, strict=True):
             index: dict[object, int] = {}
@@ -268,7 +102,7 @@ class Subsets:
                 if name not in index:
                     index[name] = len(found)
                     bearing = sum(1 for other in labelling if other == name)
-                    found.append(_Label(unit, bearing + 1, quota.get(name, 0), bearing))
+                    found.append(Label(unit, bearing + 1, quota.get(name, 0), bearing))
                     unit *= bearing + 1
             names.append(index)
         return found, names
@@ -462,74 +296,3 @@ class Subsets:
                         if 0 < total <= self.high:  # else the labels miss their quotas, or the tables are cut
                             found.append(total * self.unit)
         return min(found, key=lambda total: (abs(total - target), total), default=None)
-
-
-def _series(cells: list[Cell], high: int) -> dict[int, int]:
-    """F = ∏(1 + x^s)^n up to x^high, from x·F′ = F·Σ n·s·x^s/(1 + x^s).
-
-    G_s(t) = F(t − s) − G_s(t − s) are the subsets of total t that hold one given item of size s; every item
-    counted with its size, t·F(t) = Σ n·s·G_s(t). One product a total and cell, whatever n is.
-    """
-    table = [1] + [0] * high
-    held = [(cell.size, cell.count * cell.size, [0] * (high + 1)) for cell in cells]
-    for total in range(1, high + 1):
-        weighed = 0
-        for size, factor, with_it in held:
-            if size <= total:
-                value = table[total - size] - with_it[total - size]
-                if value:
-                    with_it[total] = value
-                    weighed += factor * value
-        if weighed:
-            table[total] = weighed // total
-    return {total: weight for total, weight in enumerate(table) if weight}
-
-
-@lru_cache(maxsize=256)
-def pascal(n: int) -> list[int]:
-    """C(n, 0) … C(n, n)."""
-    row = [1]
-    for k in range(n):
-        row.append(row[-1] * (n - k) // (k + 1))
-    return row
-
-
-def unrank_combination(n: int, k: int, index: int) -> list[int]:
-    """Combination number `index` of C(n, k), ascending positions, lexicographic order."""
-    chosen: list[int] = []
-    if not k:
-        return chosen
-    ways = pascal(n)[k] * k // n  # combinations that hold the first of the n positions left
-    position, left = 0, n
-    while True:
-        left -= 1
-        if index < ways:
-            chosen.append(position)
-            k -= 1
-            if not k:
-                return chosen
-            ways = ways * k // left
-        else:
-            index -= ways
-            ways = ways * (left - k + 1) // left if left else 0
-        position += 1
-
-
-def rank_combination(n: int, chosen: Sequence[int]) -> int:
-    """The number of a combination, the inverse of `unrank_combination`."""
-    index, k = 0, len(chosen)
-    if not k:
-        return index
-    wanted, left = iter(chosen), n
-    ways, following = pascal(n)[k] * k // n, next(wanted)
-    for position in range(n):
-        left -= 1
-        if position == following:
-            k -= 1
-            if not k:
-                break
-            ways, following = ways * k // left, next(wanted)
-        else:
-            index += ways
-            ways = ways * (left - k + 1) // left if left else 0
-    return index
