@@ -8,6 +8,7 @@ no result depends on the number of threads. Weights on other devices are measure
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import math
 import os
@@ -40,7 +41,7 @@ class Scan:
     """What one pass over a weight tells, from its float32 values.
 
     Attributes:
-        finite: no NaN and no infinity (the sums mean nothing otherwise).
+        finite: no NaN and no infinity; otherwise the sums and the maximum are NaN.
         sum_abs: Σ|w|, in double.
         sum_square: Σw², in double.
         max_abs: max|w|.
@@ -75,13 +76,13 @@ def scan(weight: torch.Tensor) -> Scan:
     kernel = library()
     starts = range(0, flat.numel(), CHUNK)
     parts = _spread(_scan_native(kernel, flat) if kernel else _scan_plain(flat), starts)
-    top = max(p[3] for p in parts)
+    finite = all(math.isfinite(part[3]) for part in parts)
     return Scan(
-        finite=math.isfinite(top) and not any(math.isnan(p[3]) for p in parts),
-        sum_abs=math.fsum(p[1] for p in parts) if math.isfinite(top) else math.nan,
-        sum_square=math.fsum(p[2] for p in parts) if math.isfinite(top) else math.nan,
-        max_abs=top,
-        digest=xxhash.xxh3_128_hexdigest(b"".join(p[0] for p in parts)),
+        finite=finite,
+        sum_abs=math.fsum(part[1] for part in parts) if finite else math.nan,
+        sum_square=math.fsum(part[2] for part in parts) if finite else math.nan,
+        max_abs=max(part[3] for part in parts) if finite else math.nan,
+        digest=xxhash.xxh3_128_hexdigest(b"".join(part[0] for part in parts)),
         distinct=_distinct(weight.detach()),
     )
 
@@ -176,29 +177,23 @@ def _total(rows: Iterable[list[float]]) -> Sums:
     return Sums(math.fsum(square), math.fsum(absolute), max(largest), math.fsum(norm))
 
 
-def _scan_native(kernel: object, flat: torch.Tensor) -> Callable[[int], tuple[bytes, float, float, float]]:
-    import ctypes
-
+def _scan_native(kernel: ctypes.CDLL, flat: torch.Tensor) -> Callable[[int], tuple[bytes, float, float, float]]:
     local = threading.local()
-    in_place = flat.dtype == torch.float32
+    in_place = memoryview(flat.numpy()) if flat.dtype == torch.float32 else None
+    dtype, address, count = DTYPES[flat.dtype], flat.data_ptr(), flat.numel()
 
     def work(start: int) -> tuple[bytes, float, float, float]:
         if not hasattr(local, "sums"):
             local.sums, local.top = (ctypes.c_double * 2)(), ctypes.c_uint32()
-            local.values = None if in_place else torch.empty(CHUNK, dtype=torch.float32)
-        n = min(CHUNK, flat.numel() - start)
-        values = flat[start : start + n] if in_place else local.values[:n]
-        kernel.toolkit_scan(  # type: ignore[attr-defined]
-            flat.data_ptr(),
-            DTYPES[flat.dtype],
-            start,
-            n,
-            None if in_place else values.data_ptr(),
-            local.sums,
-            ctypes.byref(local.top),
-        )
+            if in_place is None:
+                local.values = torch.empty(CHUNK, dtype=torch.float32)
+                local.bytes = memoryview(local.values.numpy())
+        n = min(CHUNK, count - start)
+        out = None if in_place is not None else local.values.data_ptr()
+        kernel.toolkit_scan(address, dtype, start, n, out, local.sums, ctypes.byref(local.top))
+        values = local.bytes[:n] if in_place is None else in_place[start : start + n]
         top = ctypes.c_float.from_buffer(local.top).value
-        return xxhash.xxh3_128_digest(values.numpy().data), local.sums[0], local.sums[1], top
+        return xxhash.xxh3_128_digest(values), local.sums[0], local.sums[1], top
 
     return work
 
