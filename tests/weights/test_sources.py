@@ -51,6 +51,8 @@ def requests(monkeypatch):
         "with space",
         "",
         "C:\\models",
+        "nul\0byte",
+        "./" + "x" * 300,
         Path("org/name"),
     ],
 )
@@ -107,6 +109,28 @@ def test_a_hub_model_is_fetched_file_by_file(here, monkeypatch, build):
     shards = sorted(f.name for f in remote.glob("model-*.safetensors"))
     assert asked == ["config.json", "model.safetensors", "model.safetensors.index.json", *shards]
     assert AutoModelForCausalLM.from_pretrained(remote) is not None  # the fake is a real model
+
+
+def test_a_cached_sharded_model_needs_no_network(here, monkeypatch, build):
+    import huggingface_hub
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    cached = here / "cached"
+    build("llama").save_pretrained(cached, max_shard_size="30kB")
+
+    def download(repo, file, **options):
+        if not (cached / file).exists():
+            raise LocalEntryNotFoundError("no network")
+        return str(cached / file)
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    assert sources.resolve("org/model").folder == cached
+
+
+@pytest.mark.parametrize("model", ["a--b/c", "org/name.git"])
+def test_names_that_the_hub_does_not_allow(model):
+    with pytest.raises(InputError, match=r"no model .* here or on the hub"):
+        sources.resolve(model)
 
 
 def test_a_hub_model_of_pickles_is_refused(monkeypatch, here):

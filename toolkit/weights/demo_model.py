@@ -85,7 +85,7 @@ def _gguf() -> Path:
 
 def _convert(source: Path, folder: Path) -> None:
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
     model = AutoModelForCausalLM.from_pretrained(source.parent, gguf_file=source.name, dtype=torch.float32)
     # The loaded weights are dense, and the marks of the file they came from make save_pretrained refuse them.
@@ -99,7 +99,8 @@ def _convert(source: Path, folder: Path) -> None:
             delattr(owner, mark)
     model.config.name_or_path = NAME
     model.to(torch.bfloat16).save_pretrained(folder)
-    AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name).save_pretrained(folder)
+    # The class that AutoTokenizer ends at; AutoTokenizer itself reads the whole file once more, ten seconds long.
+    PreTrainedTokenizerFast.from_pretrained(source.parent, gguf_file=source.name).save_pretrained(folder)
 
 
 def _publish(temporary: Path, folder: Path) -> None:

@@ -54,7 +54,7 @@ def resolve(model: str | os.PathLike[str]) -> Source:
         path = Path(model).expanduser()
         if not str(model):
             raise InputError(f"the model's name is empty; give a folder, a hub id, or {DEMO_MODEL!r}")
-        if not path.exists():
+        if not os.path.exists(path):  # False also for text that no file can be called
             hint = ""
             if isinstance(model, str) and HUB_ID.fullmatch(model):
                 hint = f" (read as a path, because the folder {path.parent} exists; it is no hub id here)"
@@ -78,7 +78,7 @@ def is_local(model: str | os.PathLike[str]) -> bool:
         return True
     if is_demo(model):
         return False
-    if not HUB_ID.fullmatch(model) or model.endswith(FILES) or Path(model).exists():
+    if not HUB_ID.fullmatch(model) or model.endswith(FILES) or os.path.exists(model):
         return True
     return "/" in model and Path(model).parent.is_dir()
 
@@ -96,7 +96,7 @@ def shown(path: str | os.PathLike[str]) -> str:
 def _fetch(model: str) -> Source:
     """Config, index and safetensors of a hub model, from the hub's cache where they are there already."""
     from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, LocalEntryNotFoundError
+    from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     def fetch(file: str) -> Path:
         return Path(hf_hub_download(model, file))
@@ -105,9 +105,7 @@ def _fetch(model: str) -> Source:
         folder = fetch(CONFIG).parent
         try:
             fetch(SINGLE)
-        except LocalEntryNotFoundError:
-            raise
-        except EntryNotFoundError:
+        except EntryNotFoundError:  # not there, or not in the cache of a machine without network
             index = fetch(INDEX)
             shards = read_json(index).get("weight_map", {}).values()
             for shard in sorted(set(shards)):
@@ -119,7 +117,7 @@ def _fetch(model: str) -> Source:
             f"{model} has no {CONFIG} with safetensors weights on the hub ({_first(error)}); pickle checkpoints "
             "are refused, because reading one can run any code"
         ) from None
-    except (HfHubHTTPError, OSError) as error:
+    except (HfHubHTTPError, HFValidationError, OSError) as error:
         near = closest(model, [DEMO_MODEL])
         hint = f"; {near}" if near.startswith("did you mean") else ""
         raise InputError(f"no model {model!r} here or on the hub: {_first(error)}{hint}") from None
