@@ -46,11 +46,14 @@ class WindowScore:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Reference:
-    """The 16-bit model on one batch: logits or log-probabilities (windows × T × V), and its top tokens."""
+    """The 16-bit model on one batch: logits or log-probabilities (windows × T × V), top tokens, and log Σ exp
+    of the logits (0 for log-probabilities).
+    """
 
     values: torch.Tensor
     logarithms: bool
     top: torch.Tensor
+    lse: torch.Tensor
 
 
 class Evaluation:
@@ -85,6 +88,7 @@ class Evaluation:
         self._memory = reference_memory
         self._chunk = CHUNK.get(self.device.type, CHUNK["other"])
         self._torch = torch
+        self._kernel = _kernel(self.device)
         limit = getattr(getattr(model, "config", None), "max_position_embeddings", None)
         for name, ids in texts.items():
             if isinstance(limit, int) and ids.shape[1] > limit:
@@ -144,14 +148,16 @@ class Evaluation:
     def _as_reference(self, logits: torch.Tensor) -> _Reference:
         """What scoring needs of the 16-bit model. Float32 logits become log-probabilities in place."""
         torch = self._torch
-        if logits.dtype != torch.float32:
-            return _Reference(logits, False, logits.argmax(-1))
-        top = torch.empty(logits.shape[:2], dtype=torch.int64, device=logits.device)
+        top = torch.zeros(logits.shape[:2], dtype=torch.int64, device=logits.device)
+        lse = torch.zeros(logits.shape[:2], dtype=torch.float32, device=logits.device)
         for w, start, stop in self._chunks(logits):
             rows = logits[w, start:stop]
             top[w, start:stop] = rows.argmax(-1)
-            rows.copy_(torch.log_softmax(rows, dim=-1))
-        return _Reference(logits, True, top)
+            if logits.dtype == torch.float32:
+                rows.copy_(torch.log_softmax(rows, dim=-1))
+            else:
+                lse[w, start:stop] = torch.logsumexp(rows.float(), -1)
+        return _Reference(logits, logits.dtype == torch.float32, top, lse)
 
     def _chunks(self, logits: torch.Tensor) -> Iterator[tuple[int, int, int]]:
         windows, length, vocabulary = logits.shape
@@ -163,6 +169,8 @@ class Evaluation:
     def _score(self, logits: torch.Tensor, ids: torch.Tensor, reference: _Reference) -> torch.Tensor:
         """(windows × 3) of nll, kl, top from logits (windows × T × V) of the present state."""
         torch = self._torch
+        if self._kernel is not None:
+            return self._kernel(logits, ids, reference.values, reference.lse, reference.top)
         sums: list[list[torch.Tensor]] = [[] for _ in range(logits.shape[0])]
         for w, start, stop in self._chunks(logits):
             q = logits[w, start:stop]
@@ -175,6 +183,17 @@ class Evaluation:
             kl = torch.sub(log_p, log_q, out=log_q).mul_(log_p.exp()).sum(-1)
             sums[w].append(torch.stack([-nll.double().sum(), kl.double().sum(), top.double().sum()]))
         return torch.stack([torch.stack(parts).sum(0) for parts in sums])
+
+
+def _kernel(device: torch.device) -> Callable[..., torch.Tensor] | None:
+    """The fused scores of a CUDA device, where triton is installed."""
+    if device.type != "cuda":
+        return None
+    try:
+        from toolkit.runs.scoring_triton import score
+    except ImportError:
+        return None
+    return score
 
 
 def _free_memory(device: torch.device) -> int:
