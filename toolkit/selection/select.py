@@ -157,7 +157,10 @@ class _Question:
             raise InputError(f"{key} changed the profile that it was given; a selector only reads it")
         if matched is not None and self.like is not None and matched.layers != self.like.layers:
             raise InputError(f"{key} changed the selection that it was to match; a selector only reads it")
-        at = {name: index for index, name in enumerate(self.profile.names)}
+        self.names = self.profile.names
+        self.parameters = [layer.parameters for layer in self.profile.layers]
+        self.bytes = [layer.bytes for layer in self.profile.layers]
+        at = {name: index for index, name in enumerate(self.names)}
         totals = {"layers": len(self.profile), "parameters": self.profile.parameters, "bytes": self.profile.bytes}
         to = None
         if self.like is not None:
@@ -186,8 +189,7 @@ class _Question:
             if self.budget is not None:
                 raise nothing(self.profile, self.budget, key)
             raise InputError(f"{key} selects nothing")
-        rows = [self.profile.layers[i] for i in indexes]
-        parameters = sum(row.parameters for row in rows)
+        parameters = sum(map(self.parameters.__getitem__, indexes))
         mismatch = pick.mismatch
         if mismatch is None and to is not None:
             mismatch = (parameters - to.parameters) / to.parameters
@@ -198,9 +200,9 @@ class _Question:
             seed=self.seed if self.selector.random else None,
             model=self.profile.model,
             fingerprint=self.profile.fingerprint,
-            layers=[row.name for row in rows],
+            layers=[self.names[i] for i in indexes],
             parameters=parameters,
-            bytes=sum(row.bytes for row in rows),
+            bytes=sum(map(self.bytes.__getitem__, indexes)),
             of=totals,
             matched_to=to,
             mismatch=mismatch,
@@ -214,14 +216,14 @@ def _indexes(layers: Sequence[str], at: dict[str, int], key: str, model: str) ->
     """Positions of the named layers; each must exist, once."""
     if isinstance(layers, str):
         raise InputError(f"{key} answered with the text {layers!r}; a sequence of layer names is needed")
-    found: dict[str, int] = {}
-    for name in layers:
+    names = list(layers)
+    for name in names:
         if not isinstance(name, str) or name not in at:
             raise InputError(f"{key} chose layer {name!r}, which {model} does not have; {closest(str(name), at)}")
-        if name in found:
-            raise InputError(f"{key} chose layer {name!r} twice")
-        found[name] = at[name]
-    return list(found.values())
+    if len(set(names)) != len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise InputError(f"{key} chose layer {twice!r} twice")
+    return [at[name] for name in names]
 
 
 def _signature(profile: Profile) -> tuple[Any, ...]:
