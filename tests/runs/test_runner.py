@@ -23,7 +23,7 @@ from toolkit.errors import InputError, RunError
 from toolkit.records.plan import Plan
 from toolkit.records.profile import Profile
 from toolkit.records.report import Report, unmask
-from toolkit.runs import results, runner
+from toolkit.runs import results
 from toolkit.runs.evaluation import Evaluation
 from toolkit.runs.runner import run
 
@@ -362,7 +362,9 @@ def test_what_cannot_be_shown_is_said_before_it_starts(study, capsys, measuremen
         {"selector": "random-count", "draws": 4},
     ]
     analysis = {"control": "random-count", "level": 0.05}
-    declared = study(controls=controls, analysis=analysis, budgets=["bytes=40KiB"], arms=[{"selector": "top-error"}])
+    declared = study(
+        controls=controls, analysis=analysis, budgets=["bytes=40KiB"], arms=[{"selector": "top-error"}], small=None
+    )
     with pytest.raises(KeyboardInterrupt):
         run(declared, device="cpu", progress=False)
     said = capsys.readouterr().err

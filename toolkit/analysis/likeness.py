@@ -48,7 +48,9 @@ def _scores(results: Results) -> dict[str, Any]:
         if isinstance(selector, RankingSelector):
             names.append(key)
             columns.append([float(v) for v in selector.score(profile)])
-    found: dict[str, Any] = {"selectors": names, "spearman": _plain(spearman(columns))} if names else {}
+    found: dict[str, Any] = (
+        {"selectors": names, "spearman": _plain(spearman(dict(zip(names, columns, strict=True))))} if names else {}
+    )
     if left_out:
         found["reason"] = f"not installed here: {', '.join(left_out)}"
     return found

@@ -48,16 +48,15 @@ def build(
 
     flow = checked(plan)
     if isinstance(model, nn.Module):
-        if device is not None:
-            model.to(choose_device(device))
-        target = compute_dtype(_device_of(model), dtype if dtype is not None else _dtype_of(model))
+        where = None if device is None else choose_device(device)
+        target = compute_dtype(where or _device_of(model), dtype if dtype is not None else _dtype_of(model))
         decide(model, plan)
     else:
         where = choose_device(device)
         target = compute_dtype(where, dtype)
         source = os.fspath(model) if isinstance(model, Path) else model
         decide(skeleton(source), plan)
-        model = load_model(source, device=where)
+        model = load_model(source, device="cpu")
     if plan.fingerprint is not None:
         from toolkit.weights.profiling import fingerprint_of
 
@@ -67,6 +66,8 @@ def build(
                 f"the plan is for {plan.model} (weights {plan.fingerprint[:12]}), and this model's weights are "
                 f"{found[:12]}: a plan for another model, or changed weights"
             )
+    if where is not None:
+        model.to(where)
     layers = decide(model, plan)
     model = flow.apply(model, layers, target)
     cast(model, target)

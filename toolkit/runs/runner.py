@@ -34,7 +34,7 @@ IN_FLIGHT = {"cpu": 1, "other": 32}
 
 
 def run(
-    study: str | os.PathLike[str],
+    study: str | os.PathLike[str] | Study,
     *,
     model: str | os.PathLike[str] | None = None,
     texts: Mapping[str, str] | Iterable[str] | None = None,
@@ -47,7 +47,7 @@ def run(
     """Run a study, or what is missing of it; the folder of its results.
 
     Args:
-        study: a study's folder or its `study.yaml`.
+        study: a study's folder or its `study.yaml`; or a Study, and then `out` is needed.
         model: instead of the study's: a Hugging Face id, a local directory, or `demo`.
         texts: instead of the study's: name → source, or `[NAME=]SOURCE` items.
         out: folder for the results; by default `results` beside the study, or `results-small` for its small form.
@@ -60,8 +60,16 @@ def run(
         InputError: the study, the model or a text cannot be used, or the folder holds results of other settings.
         RunError: the disk is full, or a loss is not finite; what was finished is kept.
     """
-    file = study_file(study)
-    declared = _with(Study.read(file, small=small), file, model, texts)
+    if isinstance(study, Study):
+        if out is None or small:
+            raise InputError(
+                "a Study given as an object needs `out`, and has its form already: Study.read(…, small=True)"
+            )
+        file, declared = Path(f"study {study.name}"), study
+    else:
+        file = study_file(study)
+        declared = Study.read(file, small=small)
+    declared = _with(declared, file, model, texts)
     design.check(declared)
     folder = Path(out) if out is not None else file.parent / ("results-small" if small else "results")
     target = choose_device(device)
@@ -222,7 +230,7 @@ class _Runner:
     def _load(self) -> None:
         from toolkit.weights.profiling import fingerprint_of
 
-        model = load_model(self.study.model)
+        model = load_model(self.study.model, device="cpu")
         found = fingerprint_of(model)
         if found != self.profile.fingerprint:
             raise RunError(
