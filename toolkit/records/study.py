@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from toolkit.errors import InputError, closest
 from toolkit.records.budget import Budget
-from toolkit.records.io import File, Record, read_yaml
+from toolkit.records.io import File, Record, parse, read_yaml
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._@+-]*$"
 DEMO_MODEL = "demo"
@@ -124,23 +124,22 @@ class Study(File):
         return self
 
     @classmethod
-    def read(cls, path: str | os.PathLike[str], small: bool = False) -> Study:
-        """A study from its folder or its `study.yaml`; with `small`, its small form.
+    def read(cls, path: str | os.PathLike[str], small: bool = False, **changes: Any) -> Study:
+        """A study from its folder or its `study.yaml`; with `small`, its small form; `changes` replace fields.
 
         Raises:
             InputError: no such study, an unknown key or a wrong type (with line), or no small form.
         """
         file = study_file(path)
         study = read_yaml(cls, file)
-        if not small:
-            return study
-        if not study.small:
+        data = study.to_json()
+        reduction = data.pop("small", None) or {}
+        reduced = data | reduction | {"form": "small"}
+        if study.small:  # checked also where it is not asked for
+            parse(cls, reduced, f"{file} (small form)", {})
+        elif small:
             raise InputError(f"{file} has no `small` form")
-        data = study.to_json() | study.small | {"form": "small"}
-        data.pop("small")
-        from toolkit.records.io import parse
-
-        return parse(cls, data, f"{file} (small form)", {})
+        return parse(cls, (reduced if small else data) | changes, str(file), {}) if small or changes else study
 
     def arm(self, label: str) -> Arm:
         """The arm of that name."""
