@@ -46,7 +46,7 @@ class Recorder:
             "toolkit": _version("qlora-toolkit") or "unknown",
             "python": platform.python_version(),
             "packages": {name: version for name in PACKAGES if (version := _version(name))},
-            "platform": platform.platform(),
+            "platform": " ".join((platform.system(), platform.machine(), *platform.libc_ver())).strip(),
             "device": _device_name(device),
             "threads": torch.get_num_threads(),
             "compute_dtype": str(dtype).removeprefix("torch."),
