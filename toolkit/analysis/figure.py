@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import textwrap
 from pathlib import Path
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
 FORMATS = ("png", "pdf", "svg")
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 """Okabe and Ito's palette, told apart by colour-blind readers; each arm also has a marker of its own."""
-MARKERS = ("^", "v", "D", "s", "P", "X", "o")
-DRAW, FAINT, INK = "#6E6E6E", "#B8B8B8", "#222222"
+MARKERS = ("^", "v", "D", "s", "o", "P", "X")
+DRAW, FAINT, INK = "#5F5F5F", "#A3A3A3", "#222222"
 PANEL, ROW, OVERVIEW = 4.3, 0.62, 0.34  # inches: width of a panel, height of a strip and of the overview
 
 
@@ -57,7 +58,7 @@ def figure(study: str | os.PathLike[str], out: str | os.PathLike[str]) -> Path:
     texts = list(results.texts)
     caption = _caption(data, strips)
     width = 1.9 + PANEL * len(budgets) + 0.2
-    lines = [line for text in caption for line in textwrap.wrap(text, int(width * 14.5))]
+    lines = [line for text in caption for line in textwrap.wrap(text, int(width * 16.5))]
     above, below, between = 0.55, 0.62 + 0.165 * len(lines), 0.95
     panel = OVERVIEW + 0.16 + ROW * len(strips) + 0.1
     height = above + below + panel * len(texts) + between * (len(texts) - 1)
@@ -119,7 +120,7 @@ def _panel(
             y - 0.12 + 0.46 * _jitter(len(values)),
             s=7 if many else 20,
             color=DRAW if item["matched"] else FAINT,
-            alpha=(0.45 if many else 0.8) * (1 if item["matched"] else 0.7),
+            alpha=0.45 if many else 0.8,
             linewidths=0,
             zorder=2,
         )
@@ -158,22 +159,24 @@ def _panel(
 def _dress(
     axes: Axes, strips: list[tuple[str, str]], data: dict[str, Any], limits: tuple[float, float], *, labels: bool
 ) -> None:
-    from matplotlib.ticker import FormatStrFormatter, MaxNLocator
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     axes.set_xlim(*limits)
     axes.set_ylim(-len(strips) + 0.42, 0.55)
     axes.set_yticks([-at - 0.12 for at in range(len(strips))])
     unmatched = {(a["arm"], c["control"]) for a in data["arms"] for c in a["controls"] if not c["matched"]}
     names = [
-        f"{arm}\n{control} draws" + ("\n(memory not matched)" if (arm, control) in unmatched else "")
+        "\n".join(textwrap.wrap(arm, 28) + textwrap.wrap(f"{control} draws", 28))
+        + ("\n(memory not matched)" if (arm, control) in unmatched else "")
         for arm, control in strips
     ]
     axes.set_yticklabels(names if labels else [""] * len(strips), fontsize=7.5, color=INK)
     axes.tick_params(axis="y", length=0)
     axes.tick_params(axis="x", labelsize=7.5, colors=INK)
-    axes.xaxis.set_major_locator(MaxNLocator(5))
-    digits = 4 if limits[1] - limits[0] < 0.01 else 3
-    axes.xaxis.set_major_formatter(FormatStrFormatter(f"%.{digits}f"))
+    axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
+    ticks = axes.get_xticks()
+    digits = max(0, -math.floor(math.log10(ticks[1] - ticks[0]) + 1e-9)) if len(ticks) > 1 else 4
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.{digits}f}"))
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
 

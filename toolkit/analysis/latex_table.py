@@ -20,10 +20,13 @@ SPECIAL = {
     "<": r"\ensuremath{<}",
     ">": r"\ensuremath{>}",
     "|": r"\ensuremath{|}",
+    "[": "{[}",  # a bracket after a row's end would be taken for an option
+    "]": "{]}",
+    "`": r"\textasciigrave{}",
     '"': r"\char34{}",
     "−": r"\ensuremath{-}",
-    "–": "--",
-    "—": "---",
+    "–": r"\textendash{}",
+    "—": r"\textemdash{}",
     "±": r"\ensuremath{\pm}",
     "‖": r"\ensuremath{\Vert}",
     "×": r"\ensuremath{\times}",
@@ -44,7 +47,7 @@ def render(data: dict[str, Any]) -> str:
 
 def escape(text: str) -> str:
     """Text that LaTeX prints as it is."""
-    return "".join(SPECIAL.get(char, char) for char in " ".join(text.split()))
+    return "".join(SPECIAL.get(char, char) for char in " ".join(text.split())).replace("--", "-{}-").replace("--", "-{}-")
 
 
 def _grid(grid: Grid) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from decimal import Decimal
 from typing import Any
 
 
@@ -192,10 +193,9 @@ def percent(fraction: float) -> str:
 
 
 def count(number: int | None) -> str:
-    """An integer of any length, readable: in full below a million, else two digits and a power of ten."""
+    """An integer of any length: in full below a million, else rounded to two digits and a power of ten."""
     if number is None:
         return NOTHING
     if number < 10**6:
         return f"{number:,}"
-    digits = str(number)
-    return f"{digits[0]}.{digits[1]}e{len(digits) - 1}"
+    return f"{Decimal(number):.1e}".replace("e+", "e")

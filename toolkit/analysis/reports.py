@@ -130,7 +130,9 @@ def locate(study: str | os.PathLike[str]) -> Path:
     for candidate in (folder / "results", folder):
         if candidate.is_dir() and any(candidate.glob(f"*/{REPORT}")):
             return candidate
-    raise InputError(f"no run has left a report in {folder / 'results'} or {folder}; `toolkit run {study}` makes them")
+    others = sorted({str(found.parent.parent) for found in folder.glob(f"results*/*/{REPORT}")})
+    hint = f"there are some in {', '.join(others)}" if others else f"`toolkit run {study}` makes them"
+    raise InputError(f"no run has left a report in {folder / 'results'} or {folder}; {hint}")
 
 
 def declared(folder: Path, given: str | os.PathLike[str], small: bool) -> Study:

@@ -17,7 +17,7 @@ from toolkit.records.io import read_bytes
 def rows(run: Run) -> dict[str, list[Any]]:
     """The per-window outcomes of a run, column by column, from the rows file beside its report.
 
-    Each line of the file is a JSON array in the order of `rows.columns`, or an object with those keys.
+    Each line of the file is a JSON array in the order of `rows.columns`.
 
     Raises:
         InputError: the run has no rows file, the file is missing, its hash is not the report's, or a line does
@@ -35,14 +35,16 @@ def rows(run: Run) -> dict[str, list[Any]]:
         )
     columns: dict[str, list[Any]] = {name: [] for name in run.rows.columns}
     count = 0
-    with gzip.open(io.BytesIO(content), "rt", encoding="utf-8") as lines:
-        for count, line in enumerate(lines, 1):
-            item = json.loads(line)
-            values = [item[name] for name in columns] if isinstance(item, dict) else item
-            if len(values) != len(columns):
-                raise InputError(f"{path}:{count}: {len(values)} values for {len(columns)} columns")
-            for name, value in zip(columns, values, strict=True):
-                columns[name].append(value)
+    try:
+        with gzip.open(io.BytesIO(content), "rt", encoding="utf-8") as lines:
+            for count, line in enumerate(lines, 1):
+                values = json.loads(line)
+                if not isinstance(values, list) or len(values) != len(columns):
+                    raise InputError(f"{path}:{count}: a list of {len(columns)} values is asked for; found {line:.80}")
+                for column, value in zip(columns.values(), values, strict=True):
+                    column.append(value)
+    except (OSError, EOFError, ValueError) as error:  # no gzip, cut short, no JSON
+        raise InputError(f"{path}:{count}: {error}") from None
     if count != run.rows.count:
         raise InputError(f"{path} has {count} rows, and {run.path} states {run.rows.count}")
     return columns

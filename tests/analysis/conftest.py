@@ -1,0 +1,42 @@
+"""Studies on disk for the analysis tests, made by `builders.py`."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def _load():
+    spec = importlib.util.spec_from_file_location("analysis_builders", Path(__file__).with_name("builders.py"))
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="session")
+def builders():
+    """The module that writes studies."""
+    return _load()
+
+
+@pytest.fixture
+def builder(builders, tmp_path):
+    """Keyword arguments of `make_study` → a builder of that study in a folder of its own."""
+
+    def make(name: str = "study", **study):
+        return builders.Builder(tmp_path / name, builders.make_study(**study))
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def whole(builders, tmp_path_factory):
+    """A finished study of two budgets and two texts, with rows; it is only read."""
+    study = builders.make_study(draws=24, budgets=("layers=0.1", "layers=0.2"), texts=("python-topics", "wikitext2"))
+    made = builders.Builder(tmp_path_factory.mktemp("whole") / "study", study)
+    made.write(rows=True)
+    return made

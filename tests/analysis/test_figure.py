@@ -1,0 +1,133 @@
+"""The figure: that its numbers are the draws', that nothing overlaps, and that no global state changes."""
+
+import itertools
+import sys
+
+import numpy as np
+import pytest
+
+from toolkit.analysis import reports
+from toolkit.analysis.figure import figure
+from toolkit.errors import InputError, RunError
+
+CASES = {
+    "small": {"draws": 10, "budgets": ("layers=0.1",)},
+    "three budgets, few draws": {"draws": 10},
+    "one budget, many draws": {"draws": 499, "budgets": ("layers=0.1",)},
+    "full": {
+        "draws": 499,
+        "texts": ("wikitext2", "python-topics"),
+        "extra_arms": ("bottom-error-at-top-total", "depth"),
+    },
+}
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """Every matplotlib figure that is saved, kept for a look."""
+    from matplotlib.figure import Figure
+
+    kept = []
+    save = Figure.savefig
+
+    def keep(self, *args, **kwargs):
+        kept.append(self)
+        return save(self, *args, **kwargs)
+
+    monkeypatch.setattr(Figure, "savefig", keep)
+    return kept
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_no_text_overlaps_and_none_is_cut_off(builder, drawn, tmp_path, case):
+    made = builder(**CASES[case])
+    made.write()
+    out = figure(made.folder, tmp_path / "out.png")
+    assert out.read_bytes().startswith(b"\x89PNG")
+    (picture,) = drawn
+    picture.canvas.draw()
+    renderer = picture.canvas.get_renderer()
+    texts = [t for t in picture.findobj(lambda a: hasattr(a, "get_text")) if t.get_text().strip() and t.get_visible()]
+    undrawn = set()  # matplotlib keeps the labels of ticks outside the limits
+    for axes in picture.axes:
+        low, high = axes.get_xlim()
+        for tick in [*axes.xaxis.get_major_ticks(), *(() if axes.axison else axes.yaxis.get_major_ticks())]:
+            if not axes.axison or not low <= tick.get_loc() <= high:
+                undrawn |= {tick.label1, tick.label2}
+    shown = [(t.get_text(), t.get_window_extent(renderer)) for t in texts if t not in undrawn]
+    width, height = picture.bbox.size
+    for words, box in shown:
+        assert box.x0 >= 0 and box.y0 >= 0 and box.x1 <= width and box.y1 <= height, f"{words!r} is cut off"
+    for (a, box), (b, other) in itertools.combinations(shown, 2):
+        assert not box.shrunk(1, 0.9).overlaps(other.shrunk(1, 0.9)), f"{a!r} overlaps {b!r}"
+    panels = [axes for axes in picture.axes if axes.axison]
+    assert len(panels) == len(made.study.budgets) * len(made.study.texts)
+
+
+def test_points_are_the_draws_and_marks_the_arms(builder, drawn, tmp_path):
+    made = builder(draws=30, budgets=("layers=0.1", "layers=0.2"))
+    made.write()
+    figure(made.folder, tmp_path / "out.png")
+    results = reports.read(made.folder)
+    panels = [axes for axes in drawn[0].axes if axes.axison]
+    for budget, axes in zip(results.budgets, panels, strict=True):
+        points = [np.asarray(c.get_offsets()) for c in axes.collections]
+        strips = [p for p in points if len(p) == 30]
+        marks = [p for p in points if len(p) == 1]
+        expected = [("top-error", "matched"), ("top-error", "count-matched"), ("bottom-error", "matched")]
+        assert len(strips) == len(marks) == 3
+        for (arm, control), strip, mark in zip(expected, strips, marks, strict=True):
+            run = results.controls[budget, arm, control]
+            assert strip[:, 0].tolist() == run.draws.outcomes["python-topics"]["loss"].tolist()
+            assert mark[0, 0] == results.arms[budget, arm].scores["python-topics"].loss
+            low, high = axes.get_xlim()
+            assert low < strip[:, 0].min() and strip[:, 0].max() < high and low < mark[0, 0] < high
+        rows = [set(np.round(p[:, 1]).astype(int)) for p in strips]
+        assert len(set.union(*rows)) == 3 and all(len(r) == 1 for r in rows)  # one strip a row, jitter stays in it
+    shades = [c.get_facecolor()[0, 0] for c in panels[0].collections if len(c.get_offsets()) == 30]
+    assert shades[1] > shades[0] == shades[2]  # draws that hold other memory are fainter
+
+
+@pytest.mark.parametrize("kind", ["png", "pdf", "svg"])
+def test_the_same_picture_each_time(whole, tmp_path, kind):
+    first, second = (figure(whole.folder, tmp_path / f"{n}.{kind}") for n in "ab")
+    assert first.stat().st_size > 5_000
+    if kind != "svg":  # matplotlib names the parts of an SVG at random
+        assert first.read_bytes() == second.read_bytes()
+
+
+def test_global_state_stays(whole, tmp_path):
+    import matplotlib
+
+    before, backend = dict(matplotlib.rcParams), matplotlib.get_backend(auto_select=False)
+    loaded = "matplotlib.pyplot" in sys.modules
+    figure(str(whole.folder), str(tmp_path / "new" / "out.png"))
+    assert dict(matplotlib.rcParams) == before and matplotlib.get_backend(auto_select=False) == backend
+    assert ("matplotlib.pyplot" in sys.modules) == loaded
+
+
+def test_missing_runs_leave_room(builder, tmp_path, drawn):
+    import shutil
+
+    made = builder(draws=5, budgets=("layers=0.1", "layers=0.2"))
+    made.write()
+    shutil.rmtree(made.results / "layers-0.1--bottom-error--matched")
+    shutil.rmtree(made.results / "reference-16-bit")
+    figure(made.folder, tmp_path / "out.png")
+    words = [t.get_text() for t in drawn[0].findobj(lambda a: hasattr(a, "get_text"))]
+    assert words.count("missing") == 1 and "2 declared runs are missing." in words
+
+
+def test_refusals(builder, whole, tmp_path):
+    with pytest.raises(InputError, match=r"png, pdf or svg; found 'out\.jpg'"):
+        figure(whole.folder, tmp_path / "out.jpg")
+    made = builder(draws=5, budgets=("layers=0.1",))
+    made.folder.mkdir()
+    (made.folder / "study.yaml").write_text("{}")
+    made.put(made.reference("base"))
+    made.study.save(made.results / "study.json")
+    with pytest.raises(InputError, match="no arm with draws"):
+        figure(made.folder, tmp_path / "out.png")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match="cannot write"):
+        figure(whole.folder, tmp_path / "file" / "out.png")

@@ -1,0 +1,266 @@
+"""Reading reports: where they are found, and what is refused by name."""
+
+import gzip
+import json
+import re
+
+import numpy as np
+import pytest
+
+from toolkit.analysis import reports, windows
+from toolkit.errors import InputError
+from toolkit.records.report import Report, unmask
+
+
+def change(path, edit):
+    """Edit a JSON file in place."""
+    data = json.loads(path.read_text())
+    edit(data)
+    path.write_text(json.dumps(data))
+
+
+@pytest.mark.parametrize("place", ["", "study.yaml", "results"])
+def test_a_study_is_found_by_folder_file_or_results(whole, place):
+    results = reports.read(whole.folder / place)
+    assert results.folder == whole.results
+    assert results.count == 2 + 2 * (2 + 3)
+    assert results.budgets == ["layers=0.1", "layers=0.2"]
+
+
+def test_an_out_folder_needs_the_study_beside_its_runs(builder):
+    made = builder(draws=3)
+    made.write()
+    out = made.results.rename(made.folder.parent / "out")
+    with pytest.raises(InputError, match=r"neither study\.json nor a study\.yaml"):
+        reports.read(out)
+    made.study.save(out / "study.json")
+    assert reports.read(out).study == made.study
+
+
+def test_the_study_as_it_ran_counts_before_the_file(builder, builders):
+    made = builder(draws=3)
+    made.write()
+    builders.make_study(draws=3, side="greater").save(made.results / "study.json")
+    assert reports.read(made.folder).study.analysis.side == "greater"
+
+
+def test_numbers_are_those_of_the_reports(whole):
+    results = reports.read(whole.folder)
+    run = results.controls["layers=0.2", "bottom-error", "matched"]
+    raw = json.loads(run.path.read_text())
+    assert run.draws.parameters.tolist() == [d["parameters"] for d in raw["draws"]]
+    for text in ("python-topics", "wikitext2"):
+        for outcome in ("loss", "kl", "agreement"):
+            expected = [d["scores"][text][outcome] for d in raw["draws"]]
+            assert run.draws.outcomes[text][outcome].tolist() == expected
+    chosen = unmask(run.draws.masks[0], list(results.layers))
+    sizes = {row.name: row.parameters for row in whole.profile.layers}
+    assert sum(sizes[n] for n in chosen) == run.draws.parameters[0]
+    assert results.sixteen_bit.arm == "16-bit" and results.base.arm == "base"
+
+
+def test_reports_of_one_control_are_put_together(builder):
+    made = builder(draws=10, count_matched=False)
+    made.write()
+    budget = made.study.budgets[0]
+    whole = reports.read(made.folder).controls[str(budget), "top-error", "matched"]
+    first = made.control("matched", "top-error", budget, 4)
+    made.put(first)
+    made.put(made.control("matched", "top-error", budget, 6, first=4, part="-b"))
+    together = reports.read(made.folder).controls[str(budget), "top-error", "matched"]
+    assert together.draws.masks == whole.draws.masks
+    assert np.array_equal(
+        together.draws.outcomes["python-topics"]["loss"], whole.draws.outcomes["python-topics"]["loss"]
+    )
+    made.put(made.control("matched", "top-error", budget, 6, first=3, part="-b"))  # draw 3 in both
+    with pytest.raises(InputError, match="drawn twice"):
+        reports.read(made.folder)
+
+
+def test_nothing_there(tmp_path, builder):
+    with pytest.raises(InputError, match="no study or results folder at"):
+        reports.read(tmp_path / "nothing")
+    (tmp_path / "ranking").mkdir()
+    with pytest.raises(InputError, match="did you mean 'ranking'"):
+        reports.read(tmp_path / "rankin")
+    with pytest.raises(InputError, match="no run has left a report"):
+        reports.read(tmp_path / "ranking")
+    made = builder(draws=2, form="small")
+    made.write()
+    made.study.save(made.results / "study.json")
+    made.results.rename(made.folder / "results-small")
+    with pytest.raises(InputError, match=r"there are some in .*results-small"):
+        reports.read(made.folder)
+    assert reports.read(made.folder / "results-small").form == "small"
+
+
+DAMAGE = {
+    "empty": (lambda text: "", "is empty"),
+    "cut short": (lambda text: text[: len(text) // 2], "is not JSON"),
+    "a list": (lambda text: "[1]", "holds list"),
+    "another file": (lambda text: '{"schema": 1, "kind": "profile"}', "kind"),
+    "no schema": (lambda text: text.replace('"schema"', '"version"', 1), "no key 'schema'"),
+    "newer schema": (lambda text: text.replace('"schema": 1', '"schema": 2', 1), "has schema 2"),
+    "a missing key": (lambda text: text.replace('"settings"', '"setting"', 1), "settings: Field required"),
+    "an unknown key": (lambda text: text.replace('"seed"', '"sede": 1, "seed"', 1), "unknown key 'sede'.*'seed'"),
+    "a wrong type": (lambda text: re.sub(r'"loss": [0-9.]+', '"loss": "low"', text, count=1), "loss"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_or_foreign_report_is_named(builder, damage):
+    made = builder(draws=2, budgets=("layers=0.1",))
+    made.write()
+    path = made.results / "layers-0.1--top-error" / "report.json"
+    edit, message = DAMAGE[damage]
+    path.write_text(edit(path.read_text()))
+    with pytest.raises(InputError, match=f"(?s){message}") as error:
+        reports.read(made.folder)
+    assert str(path) in str(error.value)
+
+
+MIXED = {
+    "study": (lambda d: d.update(study="other"), "differ in study"),
+    "form": (lambda d: d.update(form="small"), "differ in form"),
+    "model": (lambda d: d.update(model="another/model"), "differ in model"),
+    "weights": (lambda d: d.update(fingerprint="cd" * 32), "differ in weights fingerprint"),
+    "settings": (lambda d: d.update(settings="00" * 32), "differ in settings hash"),
+    "text": (lambda d: d["texts"]["python-topics"].update(sha256="9" * 64), "differ in texts"),
+    "windows": (lambda d: d["texts"]["python-topics"].update(windows=4), "differ in texts"),
+    "reference": (lambda d: d["reference"].update(note="the original"), "differ in reference weights"),
+}
+
+
+@pytest.mark.parametrize("what", MIXED)
+def test_mixed_results_are_refused_and_the_odd_report_named(builder, what):
+    made = builder(draws=2, budgets=("layers=0.1",))
+    made.write()
+    path = made.results / "layers-0.1--bottom-error" / "report.json"
+    edit, message = MIXED[what]
+    change(path, edit)
+    with pytest.raises(InputError, match=message) as error:
+        reports.read(made.folder)
+    assert str(path) in str(error.value)
+
+
+def test_other_layers_and_another_study_are_refused(builder, builders):
+    made = builder(draws=2, budgets=("layers=0.1",))
+    made.write()
+    path = made.results / "layers-0.1--top-error--matched" / "report.json"
+    change(path, lambda d: d["layers"].pop())
+    with pytest.raises(InputError, match="differ in layers"):
+        reports.read(made.folder)
+    made.write()
+    builders.make_study(name="another", draws=2).save(made.results / "study.json")
+    with pytest.raises(InputError, match="reports of study 'ranking-control', and 'another' is asked for"):
+        reports.read(made.folder)
+
+
+@pytest.mark.parametrize("outcome", ["loss", "kl", "agreement"])
+def test_scores_that_are_not_numbers_are_refused(builder, outcome):
+    made = builder(draws=3, budgets=("layers=0.1",))
+    made.write()
+    arm = made.results / "layers-0.1--top-error" / "report.json"
+    change(arm, lambda d: d["scores"]["python-topics"].update({outcome: float("nan")}))
+    with pytest.raises(InputError, match=f"top-error.*{outcome} on text 'python-topics' is nan"):
+        reports.read(made.folder)
+    made.write()
+    control = made.results / "layers-0.1--top-error--matched" / "report.json"
+    change(control, lambda d: d["draws"][1]["scores"]["python-topics"].update({outcome: float("inf")}))
+    with pytest.raises(InputError, match=f"{outcome} of draw 1 on text 'python-topics' is inf"):
+        reports.read(made.folder)
+
+
+def test_incomplete_reports_are_refused(builder):
+    made = builder(draws=3, budgets=("layers=0.1",), texts=("a", "b"))
+    made.write()
+    arm = made.results / "layers-0.1--top-error" / "report.json"
+    control = made.results / "layers-0.1--top-error--matched" / "report.json"
+    for path, edit, message in (
+        (arm, lambda d: d["scores"].pop("b"), "no score on text 'b'"),
+        (arm, lambda d: d.pop("selection"), "has a selection; found none"),
+        (arm, lambda d: d.pop("budget"), "has a budget; found none"),
+        (control, lambda d: d.pop("law"), "one of them is missing"),
+        (control, lambda d: d.update(draws=[]), "one of them is missing"),
+        (control, lambda d: d["draws"][2]["scores"].pop("a"), "draw 2 has no score on text 'a'"),
+        (control, lambda d: d["draws"][2].update(mask="0xzz"), "no hexadecimal number"),
+        (control, lambda d: d["draws"][2].update(mask=d["draws"][0]["mask"]), "drawn twice"),
+    ):
+        change(path, edit)
+        with pytest.raises(InputError, match=message):
+            reports.read(made.folder)
+        made.write()
+
+
+def test_two_reports_of_one_run_are_refused(builder):
+    made = builder(draws=3, budgets=("layers=0.1",))
+    made.write()
+    (made.results / "layers-0.1--top-error").rename(made.results / "copy")
+    made.write()
+    with pytest.raises(InputError, match="both tell of arm 'top-error'"):
+        reports.read(made.folder)
+
+
+def test_set_aside_reports_and_other_files_are_left_alone(builder):
+    made = builder(draws=3, budgets=("layers=0.1",))
+    made.write()
+    (made.results / "layers-0.1--top-error" / "report.json.damaged").write_text("{")
+    (made.results / "notes").mkdir()
+    assert reports.read(made.folder).count == 7
+
+
+def test_windows_are_read_and_checked_against_their_hash(whole):
+    results = reports.read(whole.folder)
+    run = results.arms["layers=0.1", "top-error"]
+    found = windows.by_window(run)
+    assert set(found) == {"python-topics", "wikitext2"}
+    entry = found["wikitext2"]
+    assert entry.windows == list(range(8)) and entry.tokens == [511] * 8
+    assert sum(entry.nll) / sum(entry.tokens) == pytest.approx(run.scores["wikitext2"].loss, rel=1e-12)
+    with pytest.raises(InputError, match="names no rows file"):
+        windows.rows(results.controls["layers=0.1", "top-error", "matched"])
+
+
+def test_wrong_rows_are_refused(builder):
+    made = builder(draws=2, budgets=("layers=0.1",))
+    made.write(rows=True)
+    run = reports.read(made.folder).arms["layers=0.1", "top-error"]
+    path = run.path.parent / run.rows.file
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(InputError, match="is not the file that"):
+        windows.by_window(run)
+    path.unlink()
+    with pytest.raises(InputError, match="no file"):
+        windows.by_window(run)
+
+
+@pytest.mark.parametrize(
+    ("lines", "columns", "count", "message"),
+    [
+        (["[1, 2, 3]"], ["text", "window"], 1, "a list of 2 values"),
+        (["[1, 2]", "[3, 4]"], ["text", "window"], 3, "has 2 rows, and .* states 3"),
+        (["[1, 2"], ["text", "window"], 1, "rows.jsonl.gz:1"),
+        (['{"text": 1}'], ["text", "window"], 1, "a list of 2 values"),
+        (["[1, 2]"], ["text", "window"], 1, "no column 'tokens'"),
+    ],
+)
+def test_rows_of_another_shape_are_refused(builder, lines, columns, count, message):
+    import hashlib
+
+    made = builder(draws=2, budgets=("layers=0.1",))
+    made.write(rows=True)
+    path = made.results / "layers-0.1--top-error" / "report.json"
+    content = gzip.compress("\n".join(lines).encode())
+    (path.parent / "rows.jsonl.gz").write_bytes(content)
+    digest = hashlib.sha256(content).hexdigest()
+    change(path, lambda d: d["rows"].update(sha256=digest, columns=columns, count=count))
+    run = reports.read(made.folder).arms["layers=0.1", "top-error"]
+    with pytest.raises(InputError, match=message):
+        windows.by_window(run)
+
+
+def test_reading_validates_as_much_as_loading_does(whole):
+    """The quick path takes what `Report.load` takes, and gives the same record."""
+    path = whole.results / "layers-0.1--top-error--matched" / "report.json"
+    assert reports._report(path) == Report.load(path)

@@ -1,0 +1,350 @@
+"""The table: every number recomputed from the raw report files by other means, and four renderings of it."""
+
+import csv
+import io
+import itertools
+import json
+import math
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+import toolkit as tk
+from toolkit.analysis import latex_table, layout, markdown_table
+from toolkit.analysis.summary import summary
+from toolkit.analysis.table import table
+from toolkit.errors import InputError
+
+
+def raw(made, run):
+    return json.loads((made.results / run / "report.json").read_text())
+
+
+def columns(text):
+    """Rows of a Markdown table as dictionaries."""
+    lines = [[c.strip() for c in line.strip("|").split(" | ")] for line in text.splitlines()]
+    return [dict(zip(lines[0], line, strict=True)) for line in lines[2:]]
+
+
+@pytest.fixture(scope="module")
+def data(whole):
+    return json.loads(table(whole.folder, "json", paired=True))
+
+
+def test_plain_data_with_a_schema_version(data):
+    assert data["schema"] == 1 and data["kind"] == "table"
+    assert [r["kind"] for r in data["references"]] == ["16-bit", "base"]
+    assert [(a["budget"], a["arm"]) for a in data["arms"]] == [
+        (b, a) for b in ("layers=0.1", "layers=0.2") for a in ("top-error", "bottom-error")
+    ]
+
+
+@pytest.mark.parametrize("text", ["python-topics", "wikitext2"])
+def test_scores_are_those_of_the_reports(whole, data, text):
+    high = raw(whole, "reference-base")["scores"][text]["loss"]
+    low = raw(whole, "reference-16-bit")["scores"][text]["loss"]
+    for arm in data["arms"]:
+        report = raw(whole, arm["run"])
+        score, found = report["scores"][text], arm["scores"][text]
+        assert {k: found[k] for k in ("tokens", "loss", "kl", "agreement")} == {
+            k: score[k] for k in ("tokens", "loss", "kl", "agreement")
+        }
+        assert found["perplexity"] == pytest.approx(math.e ** score["loss"], rel=1e-12)
+        assert found["recovered"] == pytest.approx((high - score["loss"]) / (high - low), rel=1e-12)
+        sizes = {row.name: row.parameters for row in whole.profile.layers}
+        assert arm["parameters"] == sum(sizes[n] for n in report["selection"]["layers"])
+        assert arm["bytes"] == 2 * arm["parameters"]
+        assert arm["share"] == arm["parameters"] / sum(sizes.values())
+    assert data["references"][0]["scores"][text]["recovered"] == 1.0
+    assert data["references"][1]["scores"][text]["recovered"] == 0.0
+
+
+@pytest.mark.parametrize("text", ["python-topics", "wikitext2"])
+def test_comparisons_equal_scipys(whole, data, text):
+    seen = 0
+    for arm in data["arms"]:
+        value = raw(whole, arm["run"])["scores"][text]["loss"]
+        for control in arm["controls"]:
+            report = raw(whole, f"{arm['run']}--{control['control']}")
+            drawn = [d["scores"][text]["loss"] for d in report["draws"]]
+            found = control["texts"][text]
+            beaten = stats.percentileofscore(drawn, value, kind="weak") / 100 * len(drawn)
+            assert found["at_least_as_good"] == round(beaten)
+            assert found["p"] == pytest.approx((1 + beaten) / 25) and control["smallest_p"] == 1 / 25
+            assert found["gap"] == pytest.approx(value - stats.scoreatpercentile(drawn, 50), abs=1e-12)
+            off = np.array([d["parameters"] for d in report["draws"]]) / report_parameters(whole, arm) - 1
+            assert control["mismatch"]["mean"] == pytest.approx(off.mean(), abs=1e-12)
+            assert abs(control["mismatch"]["largest"]) == pytest.approx(abs(off).max(), abs=1e-12)
+            assert control["mismatch"]["largest"] in (pytest.approx(off.max()), pytest.approx(off.min()))
+            assert control["feasible_subsets"] == report["law"].get("feasible_subsets")
+            seen += 1
+    assert seen == 6
+
+
+def report_parameters(whole, arm):
+    return raw(whole, arm["run"])["selection"]["parameters"]
+
+
+def test_paired_differences_equal_the_t_test_of_scipy(whole, data):
+    chosen = whole.chosen("top-error", whole.study.budgets[0])
+    arm = next(a for a in data["arms"] if (a["arm"], a["budget"]) == ("top-error", "layers=0.1"))
+    for text in whole.texts:
+        a, b = whole.nll(chosen, text), whole.nll(frozenset(), text)
+        oracle = stats.ttest_rel(a, b)
+        found = arm["paired"][text]["base"]
+        assert found["difference"] == pytest.approx(np.mean(np.subtract(a, b)) / 511, rel=1e-9)
+        assert found["difference"] / found["standard_error"] == pytest.approx(oracle.statistic, rel=1e-9)
+
+
+def test_each_arm_is_judged_against_its_own_draws(data):
+    medians = {c["texts"]["python-topics"]["median"] for a in data["arms"] for c in a["controls"] if c["claim"]}
+    assert len(medians) == 4
+    assert all(c["like"] == a["arm"] for a in data["arms"] for c in a["controls"])
+
+
+def test_draws_matched_on_count_are_labelled_flawed(data):
+    for arm in data["arms"]:
+        for control in arm["controls"]:
+            assert control["matched"] == (control["control"] == "matched")
+    assert any("Flawed control" in n and "count-matched" in n for n in data["notes"])
+    flawed = [c for a in data["arms"] for c in a["controls"] if not c["matched"]]
+    assert flawed and all(abs(c["mismatch"]["largest"]) > 0.001 for c in flawed)
+
+
+def test_a_wider_tolerance_that_the_law_declares_is_no_flaw(builder):
+    made = builder(draws=4, budgets=("layers=0.1",), count_matched=False)
+    made.write()
+    arm = made.arm("top-error", made.study.budgets[0]).selection
+    report = made.control("matched", "top-error", made.study.budgets[0], 4)
+    off = [d.model_copy(update={"parameters": arm.parameters * 101 // 100}) for d in report.draws]
+    made.put(report.model_copy(update={"draws": off}))
+    assert not summary(made.folder)["arms"][0]["controls"][0]["matched"]
+    law = report.law.model_copy(update={"options": {"within": "0.01"}})
+    made.put(report.model_copy(update={"draws": off, "law": law}))
+    assert summary(made.folder)["arms"][0]["controls"][0]["matched"]
+
+
+@pytest.mark.parametrize(("single", "label"), [(True, "exact"), (False, "Monte Carlo"), (None, "Monte Carlo")])
+def test_exact_only_for_a_single_total(builder, single, label):
+    made = builder(draws=19, budgets=("layers=0.1",), count_matched=False)
+    made.write()
+    for arm in ("top-error", "bottom-error"):
+        report = made.control("matched", arm, made.study.budgets[0], 19)
+        made.put(report.model_copy(update={"law": report.law.model_copy(update={"single_total": single})}))
+    text = table(made.folder)
+    rows = columns(text.split("**")[4].strip())
+    assert [row["p is"] for row in rows] == [label, label]
+    assert {row["law"] for row in rows} == {"random-matched(within=0.001,unit=parameters)"}
+
+
+def test_side_and_outcome_are_those_declared(builder):
+    less = builder(draws=15, budgets=("layers=0.1",), count_matched=False)
+    less.write()
+    greater = builder("other", draws=15, budgets=("layers=0.1",), count_matched=False, side="greater", outcome="kl")
+    greater.write()
+    for made, key, better in ((less, "loss", np.less_equal), (greater, "kl", np.greater_equal)):
+        for arm in summary(made.folder)["arms"]:
+            value = raw(made, arm["run"])["scores"]["python-topics"][key]
+            drawn = [d["scores"]["python-topics"][key] for d in raw(made, f"{arm['run']}--matched")["draws"]]
+            found = arm["controls"][0]["texts"]["python-topics"]
+            assert found["at_least_as_good"] == int(better(drawn, value).sum())
+            assert found["outcome"] == value
+    assert "a higher kl than the draws" in table(greater.folder)
+
+
+def test_missing_runs_are_named_and_the_rest_is_printed(builder):
+    import shutil
+
+    made = builder(draws=10)
+    made.write()
+    for run in ("reference-16-bit", "layers-0.05--top-error", "layers-0.2--bottom-error--matched"):
+        shutil.rmtree(made.results / run)
+    made.put(made.control("matched", "top-error", made.study.budgets[1], 7))
+    data = summary(made.folder)
+    assert data["missing"] == [
+        "the 16-bit reference run",
+        "arm top-error at layers=0.05",
+        "3 of 10 draws of control matched like top-error at layers=0.1",
+        "control matched like bottom-error at layers=0.2",
+    ]
+    assert all(a["scores"]["python-topics"]["recovered"] is None for a in data["arms"])
+    text = table(made.folder)
+    assert "Missing runs (4): the 16-bit reference run; arm top-error at layers=0.05;" in text
+    assert len(columns(text.split("**")[2].strip())) == 1 + 5
+    for format in ("csv", "latex", "json"):
+        assert "bottom-error" in table(made.folder, format)
+
+
+def test_all_subsets_used_is_not_missing(builder):
+    made = builder(draws=10, budgets=("layers=0.1",), count_matched=False)
+    made.write()
+    report = made.control("matched", "top-error", made.study.budgets[0], 6)
+    made.put(report.model_copy(update={"law": report.law.model_copy(update={"feasible_subsets": 6})}))
+    data = summary(made.folder)
+    assert data["missing"] == []
+    assert any("fewer subsets exist" in n for n in data["notes"])
+
+
+def test_a_study_that_cannot_reach_its_level_is_descriptive(builder):
+    made = builder(draws=10, budgets=("layers=0.1",))
+    made.write()
+    assert "Descriptive: 10 draws give no p below 0.091, and the declared level is 0.05." in table(made.folder)
+    enough = builder("enough", draws=19, budgets=("layers=0.1",))  # 1/20 reaches .05
+    enough.write()
+    assert "escriptive" not in table(enough.folder)
+
+
+def test_the_caption_names_model_reference_texts_and_form(builder):
+    made = builder(draws=10, budgets=("layers=0.1",), form="small")
+    made.write()
+    made.study.save(made.results / "study.json")
+    text = table(made.folder).replace("\\", "")
+    assert "Model: SmolLM2-135M-Instruct (dequantized Q4_1)" in text
+    assert "Reference weights: weights are dequantized 4-bit values (at most 16 distinct per 32 weights)." in text
+    assert f"SHA-256 {made.texts['python-topics'].sha256[:12]}, 8 windows of 512 tokens, 4,096 tokens" in text
+    assert "(small form)" in text and "This is the small form" in text
+    assert "Budgets of one model are nested: their p-values are not combined." in text
+
+
+def test_markdown_prints_full_readable_numbers(whole, data):
+    text = table(whole.folder)
+    rows = columns(text.split("**")[2].strip())
+    assert [r["arm"] for r in rows] == ["16-bit", "base", "top-error", "bottom-error", "top-error", "bottom-error"]
+    arm, row = data["arms"][0], rows[2]
+    score = arm["scores"]["python-topics"]
+    assert row["loss"] == f"{score['loss']:.4f}" and row["perplexity"] == f"{score['perplexity']:.3f}"
+    assert row["parameters"].replace(",", "") == str(arm["parameters"])
+    assert row["MiB"] == f"{arm['bytes'] / 1048576:.1f}"
+    control = data["arms"][0]["controls"][0]
+    row = columns(text.split("**")[4].strip())[0]
+    assert row["p"] == f"{control['texts']['python-topics']['p']:.3f}" and row["smallest p"] == "0.040"
+    assert float(row["gap"].replace("−", "-")) == pytest.approx(control["texts"]["python-topics"]["gap"], abs=5e-5)
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    assert all(len(a) == len(b) for a, b in itertools.pairwise(lines) if a.count("|") == b.count("|"))
+
+
+def test_likeness_equals_sets_and_scipy(whole, data):
+    sets = [set(raw(whole, a["run"])["selection"]["layers"]) for a in data["arms"][:2]]
+    expected = [[len(a & b) / len(a | b) for b in sets] for a in sets]
+    assert data["likeness"]["selections"]["layers=0.1"]["jaccard"] == expected
+    scores = data["likeness"]["scores"]
+    assert scores["selectors"] == ["top-error", "bottom-error"]
+    mse = whole.profile["error.nf4.mse"]
+    assert scores["spearman"][0][1] == pytest.approx(stats.spearmanr(mse, -mse).statistic)
+    assert "Spearman" in table(whole.folder)
+
+
+def test_likeness_without_a_profile_or_a_plug_in(builder):
+    made = builder(draws=4, budgets=("layers=0.1",), extra_arms=("not-installed",))
+    made.write(profile=False)
+    assert "no profile.json" in summary(made.folder)["likeness"]["scores"]["reason"]
+    made.profile.save(made.results / "profile.json")
+    found = summary(made.folder)["likeness"]["scores"]
+    assert found["reason"] == "not installed here: not-installed" and len(found["selectors"]) == 2
+
+
+def test_a_profile_of_other_weights_is_refused(builder, builders):
+    made = builder(draws=4, budgets=("layers=0.1",))
+    made.write()
+    builders.make_profile(fingerprint="cd" * 32).save(made.results / "profile.json")
+    with pytest.raises(InputError, match="fingerprint"):
+        table(made.folder)
+
+
+def test_csv_reads_back_in_full_precision(whole, data):
+    lines = list(csv.DictReader(io.StringIO(table(whole.folder, "csv"))))
+    assert len(lines) == 2 * (2 + 6)
+    for line in lines:
+        if line["role"] == "reference":
+            assert line["control"] == "" and line["p"] == ""
+            continue
+        arm = next(a for a in data["arms"] if (a["arm"], a["budget"]) == (line["arm"], line["budget"]))
+        control = next(c for c in arm["controls"] if c["control"] == line["control"])
+        assert float(line["loss"]) == arm["scores"][line["text"]]["loss"]
+        assert float(line["p"]) == control["texts"][line["text"]]["p"]
+        assert line["feasible_subsets"] == (
+            "" if control["feasible_subsets"] is None else str(control["feasible_subsets"])
+        )
+        assert line["matched"] == str(control["matched"]).lower()
+
+
+def test_csv_quotes_commas_quotes_and_line_breaks(builder):
+    made = builder(draws=4, budgets=("layers=0.1",))
+    made.MODEL = None
+    for arm in ("16-bit", "base"):
+        made.put(made.reference(arm).model_copy(update={"model": 'a, "b"\nc'}))
+    (made.folder / "study.yaml").write_text(json.dumps(made.study.to_json()))
+    lines = list(csv.DictReader(io.StringIO(table(made.folder, "csv"))))
+    assert [line["model"] for line in lines] == ['a, "b"\nc'] * 2
+
+
+@given(st.text(alphabet=st.sampled_from('ab\\`*_|<>[]&%$#{}~^"−–—±‖'), max_size=30))
+def test_latex_escapes_every_special_character(text):
+    back = {code: char for char, code in latex_table.SPECIAL.items()}
+    codes = "|".join(re.escape(code) for code in sorted(back, key=len, reverse=True))
+    escaped = latex_table.escape(text)
+    assert re.sub(codes, lambda code: back[code[0]], escaped) == text  # nothing lost, nothing taken for another
+    assert set(re.sub(codes, "", escaped)) <= set("ab*")  # no special character stands bare
+
+
+@given(st.text(alphabet=st.sampled_from("ab\\`*_|<>[] "), max_size=30))
+def test_markdown_cells_keep_their_bars_to_themselves(text):
+    escaped = markdown_table.escape(text)
+    bare = escaped.replace("\\\\", "").replace("\\|", "")
+    assert "|" not in bare
+    assert escaped.replace("\\\\", "\0").replace("\\", "").replace("\0", "\\") == " ".join(text.split())
+
+
+def test_latex_joins_no_hyphens():
+    assert latex_table.escape("a---b") == "a-{}-{}-b" and latex_table.escape("layers=0.1") == "layers=0.1"
+
+
+def test_latex_is_balanced_and_has_as_many_cells_as_columns(whole):
+    text = table(whole.folder, "latex")
+    for part in text.split(r"\begin{tabular}{")[1:]:
+        width = len(part.partition("}")[0])
+        body = part.partition(r"\end{tabular}")[0]
+        rows = [line for line in body.splitlines() if line.endswith(r"\\")]
+        assert rows and all(line.replace(r"\&", "").count("&") == width - 1 for line in rows)
+    for name in ("table", "tabular", "quote"):
+        assert text.count(rf"\begin{{{name}}}") == text.count(rf"\end{{{name}}}") > 0
+    assert text.isascii()
+
+
+def test_numbers_as_text():
+    assert layout.signed(-0.00004) == "0.0000" and layout.signed(-0.0123) == "−0.0123"
+    assert layout.signed(0.5) == "+0.5000"
+    assert layout.probability(0.0004) == "<0.001" and layout.probability(0.002) == "0.002"
+    assert layout.percent(0.00098) == "+0.098%" and layout.percent(-0.186) == "−18.6%" and layout.percent(0.0) == "0%"
+    assert layout.count(999_999) == "999,999" and layout.count(None) == "–"
+    assert layout.count(12_395_678) == "1.2e7" and layout.count(9_999_999) == "1.0e7"
+    assert layout.count(10**5000 * 3) == "3.0e5000"
+
+
+def test_an_unknown_format_offers_the_closest(whole):
+    with pytest.raises(InputError, match="'latx'; did you mean 'latex'"):
+        table(whole.folder, "latx")
+
+
+def test_public_name_and_no_last_line_break(whole):
+    for format in ("md", "json", "csv", "latex"):
+        text = tk.table(whole.folder, format)
+        assert text == text.rstrip() and text == tk.table(whole.folder, format=format)
+
+
+def test_the_table_starts_neither_torch_nor_transformers(whole):
+    code = (
+        "import sys; from toolkit.analysis.table import table; table(sys.argv[1]);"
+        "from toolkit.analysis.figure import figure; figure(sys.argv[1], sys.argv[2]);"
+        "heavy = {'torch', 'transformers', 'bitsandbytes', 'scipy', 'matplotlib.pyplot'} & set(sys.modules);"
+        "assert not heavy, heavy"
+    )
+    out = whole.folder.parent / "figure.svg"
+    done = subprocess.run([sys.executable, "-c", code, whole.folder, out], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
