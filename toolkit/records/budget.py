@@ -54,6 +54,32 @@ class Budget(Record):
         return {self.unit: int(self.amount) if self.unit == "bytes" else str(self.amount)}
 
     @classmethod
+    def __get_pydantic_json_schema__(cls, core: Any, handler: Any) -> dict[str, Any]:
+        """As files hold it: one key, or text such as `layers=0.2`."""
+        handler(core)
+        fraction = {
+            "anyOf": [
+                {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
+                {"type": "string", "pattern": r"^[0-9.eE+-]+$"},
+            ]
+        }
+        size = {"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string", "pattern": r"^\s*[0-9]"}]}
+        return {
+            "title": "Budget",
+            "description": (cls.__doc__ or "").partition("\n")[0],
+            "anyOf": [
+                {"type": "string", "pattern": r"^\s*(layers|parameters|bytes)\s*=\s*[0-9.]"},
+                {
+                    "type": "object",
+                    "properties": {"layers": fraction, "parameters": fraction, "bytes": size},
+                    "additionalProperties": False,
+                    "minProperties": 1,
+                    "maxProperties": 1,
+                },
+            ],
+        }
+
+    @classmethod
     def parse(cls, text: str) -> Budget:
         """A budget from `layers=0.2`, `parameters=0.1` or `bytes=512MiB`."""
         return cls(**dict([_split(text)]))

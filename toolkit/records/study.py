@@ -94,7 +94,11 @@ class Study(File):
     tokens: int | None = Field(default=None, gt=1)
     window: int = Field(default=512, gt=1)
     batch: int = Field(default=4, gt=0, description="windows a forward pass")
-    budgets: Annotated[list[Budget], BeforeValidator(_budgets), Field(min_length=1)]
+    budgets: Annotated[
+        list[Budget],
+        Field(min_length=1),
+        BeforeValidator(_budgets, json_schema_input_type=str | Annotated[list[Budget], Field(min_length=1)]),
+    ]
     arms: list[Arm] = Field(min_length=1)
     controls: list[Control] = Field(min_length=1)
     seed: int = 0
