@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
-from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal, InvalidOperation
+from decimal import Decimal, InvalidOperation
 from typing import Any, Literal
 
-from pydantic import model_serializer, model_validator
+from pydantic import ValidationError, model_serializer, model_validator
 
-from toolkit.errors import InputError, closest
-from toolkit.records.io import Record
+from toolkit.errors import closest
+from toolkit.records.io import Record, Refusal
 
 UNITS = {"": 1, "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+
+TEXT = r"^\s*(layers|parameters|bytes)\s*=\s*[0-9.]"
+"""How a budget looks as text, for the files' schemas; `Budget.parse` reads it."""
 
 
 class Budget(Record):
@@ -30,8 +33,11 @@ class Budget(Record):
         unknown = set(values) - {"layers", "parameters", "bytes"}
         if unknown:
             name = sorted(unknown)[0]
-            raise InputError(f"no budget is called {name!r}; {closest(name, ['layers', 'parameters', 'bytes'])}")
-        super().__init__(**{k: _amount(k, v) for k, v in values.items() if v is not None})
+            raise Refusal(f"no budget is called {name!r}; {closest(name, ['layers', 'parameters', 'bytes'])}")
+        try:
+            super().__init__(**{k: _amount(k, v) for k, v in values.items() if v is not None})
+        except ValidationError as error:
+            raise Refusal(error.errors()[0]["msg"].removeprefix("Value error, ")) from None
 
     @model_validator(mode="before")
     @classmethod
@@ -40,13 +46,15 @@ class Budget(Record):
             data = dict([_split(data)])
         if isinstance(data, dict):
             return {k: _amount(k, v) if k in cls.model_fields else v for k, v in data.items()}
-        return data
+        if isinstance(data, Budget):
+            return data
+        raise Refusal(f"a budget is written layers=0.2, parameters=0.1 or bytes=512MiB; found {data!r}")
 
     @model_validator(mode="after")
     def _one(self) -> Budget:
         given = [k for k in ("layers", "parameters", "bytes") if getattr(self, k) is not None]
         if len(given) != 1:
-            raise InputError(f"a budget has exactly one of layers, parameters, bytes; found {given or 'none'}")
+            raise Refusal(f"a budget has exactly one of layers, parameters, bytes; found {given or 'none'}")
         return self
 
     @model_serializer
@@ -68,7 +76,7 @@ class Budget(Record):
             "title": "Budget",
             "description": (cls.__doc__ or "").partition("\n")[0],
             "anyOf": [
-                {"type": "string", "pattern": r"^\s*(layers|parameters|bytes)\s*=\s*[0-9.]"},
+                {"type": "string", "pattern": TEXT},
                 {
                     "type": "object",
                     "properties": {"layers": fraction, "parameters": fraction, "bytes": size},
@@ -95,11 +103,11 @@ class Budget(Record):
         return Decimal(getattr(self, self.unit))
 
     def of(self, total: int, rounding: Literal["ceil", "floor"] = "ceil") -> int:
-        """⌈ρ·total⌉ (or ⌊ρ·total⌋) for a fraction, in exact decimals; the bytes themselves for bytes."""
+        """⌈ρ·total⌉ (or ⌊ρ·total⌋) for a fraction, exactly; the bytes themselves for bytes."""
         if self.unit == "bytes":
             return int(self.amount)
-        mode = ROUND_CEILING if rounding == "ceil" else ROUND_FLOOR
-        return int((self.amount * total).to_integral_value(mode))
+        over, under = self.amount.as_integer_ratio()
+        return -(-over * total // under) if rounding == "ceil" else over * total // under
 
     def __str__(self) -> str:
         return f"{self.unit}={self.amount}"
@@ -108,7 +116,7 @@ class Budget(Record):
 def _split(text: str) -> tuple[str, str]:
     unit, equals, amount = text.partition("=")
     if not equals:
-        raise InputError(f"cannot read budget {text!r}: write layers=0.2, parameters=0.1 or bytes=512MiB")
+        raise Refusal(f"cannot read budget {text!r}: write layers=0.2, parameters=0.1 or bytes=512MiB")
     return unit.strip(), amount.strip()
 
 
@@ -120,9 +128,9 @@ def _amount(unit: str, value: Any) -> Decimal | int | None:
     try:
         amount = Decimal(str(value))
     except InvalidOperation:
-        raise InputError(f"budget {unit}={value!r} is no number") from None
+        raise Refusal(f"budget {unit}={value!r} is no number") from None
     if not amount.is_finite() or not 0 < amount <= 1:
-        raise InputError(f"budget {unit}={value} is outside (0, 1]: it is a fraction of the {unit}")
+        raise Refusal(f"budget {unit}={value} is outside (0, 1]: it is a fraction of the {unit}")
     text = format(amount, "f")
     return Decimal(text.rstrip("0").rstrip(".") if "." in text else text)
 
@@ -133,8 +141,8 @@ def _bytes(value: Any) -> int:
     else:
         match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", str(value))
         if not match or match[2].upper() not in UNITS:
-            raise InputError(f"budget bytes={value!r} is no size; write a number with B, KiB, MiB, GiB, KB, MB or GB")
+            raise Refusal(f"budget bytes={value!r} is no size; write a number with B, KiB, MiB, GiB, KB, MB or GB")
         count = int(Decimal(match[1]) * UNITS[match[2].upper()])
     if count <= 0:
-        raise InputError(f"budget bytes={value} selects nothing: it must be positive")
+        raise Refusal(f"budget bytes={value} selects nothing: it must be positive")
     return count

@@ -18,6 +18,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from toolkit.errors import InputError, RunError, closest
 
 
+class Refusal(InputError, ValueError):
+    """A record's own check of one of its parts; inside a file, the message also names the place."""
+
+
 class Record(BaseModel):
     """A part of a file: immutable, unknown keys refused."""
 
@@ -134,7 +138,7 @@ def read_json(path: str | os.PathLike[str]) -> Any:
     except ValueError:
         try:
             return json.loads(content)  # Python's reader takes integers of any length; and its errors name the line
-        except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:
             raise InputError(f"{path} is not JSON: {error}") from None
 
 
@@ -189,17 +193,46 @@ def _keys_at(model: Any, place: tuple[Any, ...]) -> list[str]:
     return [f.alias or name for name, f in fields.items()]
 
 
-def read_yaml(cls: type[F], path: str | os.PathLike[str]) -> F:
-    """A record from a YAML file (safe loading), with line numbers in its errors."""
+def read_yaml(path: str | os.PathLike[str]) -> tuple[Any, dict[tuple[Any, ...], int]]:
+    """Plain data from a YAML file (safe loading), and the line of every key, for errors.
+
+    Raises:
+        InputError: the file is missing, empty, no UTF-8 text or no YAML, or a key stands twice.
+    """
     content = read_bytes(path)
     try:
-        node = yaml.compose(content.decode("utf-8"), Loader=yaml.SafeLoader)
-        data = yaml.safe_load(content.decode("utf-8"))
+        text = content.decode("utf-8")
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        data = yaml.safe_load(text)
     except UnicodeDecodeError as error:
         raise InputError(f"{path} is not UTF-8 text: {error}") from None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, RecursionError) as error:
         raise InputError(f"{path} is not YAML: {error}") from None
-    return parse(cls, data, str(path), dict(_lines(node, ())))
+    except ValueError as error:  # a date such as 2026-02-30, a number of thousands of digits
+        raise InputError(f"{path} holds a value that cannot be read: {error}") from None
+    _check_keys(node, str(path))
+    lines: dict[tuple[Any, ...], int] = {}
+    for place, line in _lines(node, ()):
+        if place in lines:
+            key = ".".join(map(str, place))
+            raise InputError(f"{path}:{line}: key {key!r} stands twice (also in line {lines[place]})")
+        lines[place] = line
+    return data, lines
+
+
+def _check_keys(node: yaml.Node | None, source: str) -> None:
+    """Refuse keys that YAML reads as something else than text: `on` is a truth value, `1` a number."""
+    if isinstance(node, yaml.SequenceNode):
+        for item in node.value:
+            _check_keys(item, source)
+    for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
+        kind = key.tag.rpartition(":")[2]
+        if kind not in ("str", "merge"):
+            raise InputError(
+                f"{source}:{key.start_mark.line + 1}: key {key.value!r} is read as {kind}, and text is asked for: "
+                "write it in quotes"
+            )
+        _check_keys(value, source)
 
 
 def _lines(node: yaml.Node | None, place: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], int]]:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from toolkit.errors import InputError, closest
-from toolkit.records.budget import Budget
+from toolkit.records.budget import TEXT, Budget
 from toolkit.records.io import File, Record, parse, read_yaml
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._@+-]*$"
@@ -97,7 +97,10 @@ class Study(File):
     budgets: Annotated[
         list[Budget],
         Field(min_length=1),
-        BeforeValidator(_budgets, json_schema_input_type=str | Annotated[list[Budget], Field(min_length=1)]),
+        BeforeValidator(
+            _budgets,
+            json_schema_input_type=Annotated[str, Field(pattern=TEXT)] | Annotated[list[Budget], Field(min_length=1)],
+        ),
     ]
     arms: list[Arm] = Field(min_length=1)
     controls: list[Control] = Field(min_length=1)
@@ -135,12 +138,14 @@ class Study(File):
             InputError: no such study, an unknown key or a wrong type (with line), or no small form.
         """
         file = study_file(path)
-        study = read_yaml(cls, file)
+        data, lines = read_yaml(file)
+        study = parse(cls, data, str(file), lines)
         data = study.to_json()
         reduction = data.pop("small", None) or {}
         reduced = data | reduction | {"form": "small"}
         if study.small:  # checked also where it is not asked for
-            parse(cls, reduced, f"{file} (small form)", {})
+            inside = {place[1:]: line for place, line in lines.items() if place[0] == "small" and len(place) > 1}
+            parse(cls, reduced, f"{file} (small form)", inside)
         elif small:
             raise InputError(f"{file} has no `small` form")
         return parse(cls, (reduced if small else data) | changes, str(file), {}) if small or changes else study

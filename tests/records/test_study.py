@@ -1,0 +1,142 @@
+"""Study files: read with their lines, small forms, and what is refused."""
+
+import pytest
+import yaml
+
+from toolkit.errors import InputError
+from toolkit.records.study import Study, slug, study_file
+
+TEXT = """\
+name: ranking
+question: Is it better?
+budgets:
+  - layers=0.05
+  - parameters: 0.1
+arms:
+  - selector: top
+  - selector: bottom(quantizer=nf4)
+    name: bottom
+  - {selector: bottom, name: bottom-at-top, total_of: top}
+controls:
+  - {selector: matched, draws: 499}
+  - selector: counted
+    draws: 9
+    like: [top]
+analysis:
+  control: matched
+  level: 0.01
+small:
+  budgets: layers=0.1
+  controls: [{selector: matched, draws: 10}]
+"""
+
+
+@pytest.fixture
+def write(tmp_path):
+    def to(text):
+        (tmp_path / "study.yaml").write_text(text)
+        return tmp_path
+
+    return to
+
+
+def test_a_study_reads_from_its_folder_or_file(write):
+    folder = write(TEXT)
+    study = Study.read(folder)
+    assert study == Study.read(folder / "study.yaml") == Study.read(str(folder))
+    assert [str(b) for b in study.budgets] == ["layers=0.05", "parameters=0.1"]
+    assert [a.label for a in study.arms] == ["top", "bottom", "bottom-at-top"]
+    assert study.likes(study.controls[0]) == ["top", "bottom", "bottom-at-top"]
+    assert study.likes(study.controls[1]) == ["top"] and study.arm("bottom").selector == "bottom(quantizer=nf4)"
+    assert study.smallest_p == 1 / 500 and not study.descriptive and study.form == "full"
+
+
+def test_the_small_form_replaces_fields(write):
+    study = Study.read(write(TEXT), small=True)
+    assert study.form == "small" and study.small is None
+    assert [str(b) for b in study.budgets] == ["layers=0.1"] and len(study.controls) == 1
+    assert study.smallest_p == 1 / 11 and study.descriptive
+    with pytest.raises(InputError, match="has no `small` form"):
+        Study.read(write(TEXT.partition("small:")[0]), small=True)
+
+
+def test_changes_replace_fields_and_are_checked(write):
+    folder = write(TEXT)
+    assert Study.read(folder, tokens=512, budgets=["layers=0.5"]).tokens == 512
+    assert Study.read(folder, small=True, window=64).window == 64
+    with pytest.raises(InputError, match="unknown key 'windo'"):
+        Study.read(folder, windo=64)
+
+
+def test_a_study_is_the_same_after_a_round_trip(write, tmp_path):
+    study = Study.read(write(TEXT))
+    assert Study.load(study.save(tmp_path / "study.json")) == study
+    assert Study.read(write(yaml.safe_dump(study.to_json()))) == study
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("question:", "questoin:", r"study\.yaml:2: unknown key 'questoin'; did you mean 'question'"),
+        ("    draws: 9", "    draw: 9", r"study\.yaml:14: unknown key 'controls\.1\.draw'; did you mean 'draws'"),
+        ("  level: 0.01", "  levle: 0.01", r"study\.yaml:18: unknown key 'analysis\.levle'; did you mean 'level'"),
+        ("draws: 9", "draws: many", r"study\.yaml:14: controls\.1\.draws: .*integer.*\(found 'many'\)"),
+        ("draws: 9", "draws: 0", r"study\.yaml:14: .*greater than 0 \(found 0\)"),
+        ("level: 0.01", "level: 1.5", r"study\.yaml:18: .*less than 1"),
+        ("level: 0.01", "side: both", r"study\.yaml:18: analysis\.side: .*'less' or 'greater' \(found 'both'\)"),
+        ("level: 0.01", "outcome: accuracy", r"study\.yaml:18: .*'loss' or 'kl'"),
+        ("layers=0.05", "layers=5", r"study\.yaml:4: budgets\.0: budget layers=5 is outside \(0, 1\]"),
+        ("layers=0.05", "layer=0.05", r"study\.yaml:4: unknown key 'budgets\.0\.layer'; did you mean 'layers'"),
+        ("layers=0.05", "0.05", r"study\.yaml:4: budgets\.0: a budget is written layers=0\.2"),
+        ("name: bottom\n", "name: bot tom\n", r"study\.yaml:9: arms\.1\.name: .*pattern"),
+        ("name: ranking", "name: ../out", r"study\.yaml:1: name: .*pattern"),
+        ("name: bottom\n", "name: top\n", "two arms are called 'top'"),
+        ("selector: counted", "selector: matched", "two controls are called 'matched'"),
+        ("total_of: top", "total_of: tip", "total_of names 'tip'; did you mean 'top'"),
+        ("like: [top]", "like: [tap]", "like names 'tap'; did you mean 'top'"),
+        ("control: matched", "control: matchd", "analysis.control names 'matchd'; did you mean 'matched'"),
+        (
+            "  budgets: layers=0.1",
+            "  budget: layers=0.1",
+            r"small form\):20: unknown key 'budget'; did you mean 'budgets'",
+        ),
+        ("draws: 10", "draws: ten", r"small form\):21: controls\.0\.draws"),
+        ("name: ranking", "name: ranking\nname: other", r"study\.yaml:2: key 'name' stands twice"),
+    ],
+)
+def test_what_is_wrong_is_named_with_line_and_what_is_allowed(write, old, new, message):
+    assert TEXT.count(old) == 1
+    with pytest.raises(InputError, match=message):
+        Study.read(write(TEXT.replace(old, new)))
+
+
+@pytest.mark.parametrize("lost", ["question", "budgets", "arms", "controls", "analysis"])
+def test_missing_keys(write, lost):
+    data = yaml.safe_load(TEXT.partition("small:")[0])
+    del data[lost]
+    with pytest.raises(InputError, match=f"{lost}: Field required"):
+        Study.read(write(yaml.safe_dump(data)))
+    data[lost] = [] if lost in ("budgets", "arms", "controls") else None
+    with pytest.raises(InputError, match=lost):
+        Study.read(write(yaml.safe_dump(data)))
+
+
+@pytest.mark.parametrize(("text", "message"), [("", "is empty"), ("# only a comment\n", "NoneType"), ("- a\n", "list")])
+def test_files_that_hold_no_study(write, text, message):
+    with pytest.raises(InputError, match=message):
+        Study.read(write(text))
+
+
+def test_a_study_that_is_not_there(tmp_path):
+    (tmp_path / "ranking-control").mkdir()
+    (tmp_path / "ranking-control" / "study.yaml").write_text(TEXT)
+    with pytest.raises(InputError, match="did you mean 'ranking-control'"):
+        study_file(tmp_path / "ranking-contrl")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match=r"empty/study\.yaml does not exist"):
+        study_file(tmp_path / "empty")
+
+
+def test_labels_are_fit_for_folders():
+    assert slug("random-matched(within=0.01,roles=true)") == "random-matched-within-0.01-roles-true"
+    assert slug("layers=0.05") == "layers-0.05"
