@@ -111,6 +111,8 @@ def same_study(folder: Path, study: Study) -> None:
         InputError: the results there belong to another study or form, or another analysis was declared.
     """
     path = folder / STUDY
+    # A text's file is named as in the reports: results may be published, and folders are the user's own.
+    study = study.model_copy(update={"texts": {name: Path(source).name for name, source in study.texts.items()}})
     if path.exists():
         old = Study.load(path)
         for key in ("name", "form", "analysis", "seed"):

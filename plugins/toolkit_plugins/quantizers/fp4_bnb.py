@@ -15,7 +15,7 @@ class FP4BitsAndBytes(BitsAndBytes4Bit):
 
     The magnitudes are {0, 1/192, 1/6, 1/4, 1/3, 1/2, 2/3, 1}·absmax[block], sign in the code's high bit. Blocks,
     double quantization and bits a weight are as in NF4. A positive value that rounds to zero takes the code of
-    minus zero, as in bitsandbytes' CPU code; both decode to zero.
+    minus zero, as in bitsandbytes' CPU code (its CUDA kernel keeps the sign); both decode to zero.
 
     Attributes:
         block: 32, 64, 128, 256, 512, 1024, 2048 or 4096 weights.

@@ -185,6 +185,12 @@ def test_cuda_kernel_gives_the_same_codes(name: str) -> None:
     w = weight((257, 192), torch.bfloat16).cuda()
     packed = tk.quantizer(name, double=False).quantize(w)
     codes, state = F.quantize_4bit(w, blocksize=64, quant_type=NAMES[name], compress_statistics=False)
-    differ = (packed.tensors["codes"] != codes.view(-1)).float().mean().item()
+
+    def two(packed_codes: torch.Tensor) -> torch.Tensor:
+        """Codes one by one; bitsandbytes' two kernels disagree on the sign of FP4's zero, which is 0 either way."""
+        each = torch.stack([packed_codes.view(-1) >> 4, packed_codes.view(-1) & 15])
+        return torch.where(each == 8, 0, each) if NAMES[name] == "fp4" else each
+
+    differ = (two(packed.tensors["codes"]) != two(codes)).float().mean().item()
     assert differ < 1e-3, "only ties may differ"
     assert torch.equal(packed.tensors["absmax"], state.absmax)
