@@ -90,7 +90,7 @@ def profile(
     source = _from_object(model, include_head) if isinstance(model, nn.Module) else _from_files(model, include_head)
     total = sum(row.parameters for row in source.rows)
     layers, contents, lattice, values = [], [], True, False
-    with _reporting(progress, total, source.name) as report:
+    with _reporting(progress, total, source.name) as report, native.own_threads():
         done = 0
         for row in source.rows:
             weight = _read(row)
@@ -126,7 +126,8 @@ def fingerprint_of(model: str | os.PathLike[str] | nn.Module) -> str:
         InputError: the model cannot be read, or a weight holds NaN or infinity.
     """
     source = _from_object(model, False) if isinstance(model, nn.Module) else _from_files(model, False)
-    return fingerprint([(row.name, row.shape, _scan(row, _read(row)).digest) for row in source.rows])
+    with native.own_threads():
+        return fingerprint([(row.name, row.shape, _scan(row, _read(row)).digest) for row in source.rows])
 
 
 def _from_files(model: str | os.PathLike[str], include_head: bool) -> _Model:
