@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 
-from toolkit.analysis import reports, windows
+from toolkit.analysis import report_file, reports, windows
 from toolkit.errors import InputError
 from toolkit.records.report import Report, unmask
 
@@ -53,7 +53,7 @@ def test_numbers_are_those_of_the_reports(whole):
         for outcome in ("loss", "kl", "agreement"):
             expected = [d["scores"][text][outcome] for d in raw["draws"]]
             assert run.draws.outcomes[text][outcome].tolist() == expected
-    chosen = unmask(run.draws.masks[0], list(results.layers))
+    chosen = unmask(hex(run.draws.sets[0]), list(results.layers))
     sizes = {row.name: row.parameters for row in whole.profile.layers}
     assert sum(sizes[n] for n in chosen) == run.draws.parameters[0]
     assert results.sixteen_bit.arm == "16-bit" and results.base.arm == "base"
@@ -68,7 +68,7 @@ def test_reports_of_one_control_are_put_together(builder):
     made.put(first)
     made.put(made.control("matched", "top-error", budget, 6, first=4, part="-b"))
     together = reports.read(made.folder).controls[str(budget), "top-error", "matched"]
-    assert together.draws.masks == whole.draws.masks
+    assert together.draws.sets == whole.draws.sets
     assert np.array_equal(
         together.draws.outcomes["python-topics"]["loss"], whole.draws.outcomes["python-topics"]["loss"]
     )
@@ -167,7 +167,7 @@ def test_scores_that_are_not_numbers_are_refused(builder, outcome):
     made.write()
     control = made.results / "layers-0.1--top-error--matched" / "report.json"
     change(control, lambda d: d["draws"][1]["scores"]["python-topics"].update({outcome: float("inf")}))
-    with pytest.raises(InputError, match=f"{outcome} of draw 1 on text 'python-topics' is inf"):
+    with pytest.raises(InputError, match=f"draw 1: {outcome} on text 'python-topics' is inf"):
         reports.read(made.folder)
 
 
@@ -182,8 +182,8 @@ def test_incomplete_reports_are_refused(builder):
         (arm, lambda d: d.pop("budget"), "has a budget; found none"),
         (control, lambda d: d.pop("law"), "one of them is missing"),
         (control, lambda d: d.update(draws=[]), "one of them is missing"),
-        (control, lambda d: d["draws"][2]["scores"].pop("a"), "draw 2 has no score on text 'a'"),
-        (control, lambda d: d["draws"][2].update(mask="0xzz"), "no hexadecimal number"),
+        (control, lambda d: d["draws"][2]["scores"].pop("a"), "draw 2: no score on text 'a'"),
+        (control, lambda d: d["draws"][2].update(mask="0xzz"), "invalid literal for int.*0xzz"),
         (control, lambda d: d["draws"][2].update(mask=d["draws"][0]["mask"]), "drawn twice"),
     ):
         change(path, edit)
@@ -260,7 +260,47 @@ def test_rows_of_another_shape_are_refused(builder, lines, columns, count, messa
         windows.by_window(run)
 
 
-def test_reading_validates_as_much_as_loading_does(whole):
-    """The quick path takes what `Report.load` takes, and gives the same record."""
-    path = whole.results / "layers-0.1--top-error--matched" / "report.json"
-    assert reports._report(path) == Report.load(path)
+DRAWS = {
+    "an unknown key": lambda d: d.update(sede=1),
+    "a missing key": lambda d: d.pop("parameters"),
+    "no number": lambda d: d.update(parameters="many"),
+    "a fraction of a layer": lambda d: d.update(layers=2.5),
+    "a number without end": lambda d: d.update(parameters=2**70),
+    "a list": lambda d: d.update(mismatch=[1]),
+    "nothing": lambda d: d.update(mismatch=None),
+    "no scores": lambda d: d.update(scores=[]),
+    "an unknown score": lambda d: d["scores"]["python-topics"].update(accuracy=1),
+    "a score that is text": lambda d: d["scores"]["python-topics"].update(loss="low"),
+    "a missing score": lambda d: d["scores"]["python-topics"].pop("kl"),
+    "no mask": lambda d: d.update(mask=12),
+}
+
+
+@pytest.mark.parametrize("damage", DRAWS)
+def test_damaged_draws_are_named(builder, damage):
+    """Draws are checked as they become columns, and no less than by their record."""
+    made = builder(draws=3, budgets=("layers=0.1",))
+    made.write()
+    path = made.results / "layers-0.1--top-error--matched" / "report.json"
+    change(path, lambda d: DRAWS[damage](d["draws"][1]))
+    with pytest.raises(InputError, match="is damaged or no report") as error:
+        reports.read(made.folder)
+    assert str(path) in str(error.value)
+
+
+def test_what_the_record_takes_is_read(builder):
+    """Numbers as text are taken by the record, and so by the table."""
+    made = builder(draws=3, budgets=("layers=0.1",))
+    made.write()
+    before = reports.read(made.folder).controls["layers=0.1", "top-error", "matched"]
+    change(before.path, lambda d: d["draws"][1].update(parameters=str(d["draws"][1]["parameters"])))
+    after = reports.read(made.folder).controls["layers=0.1", "top-error", "matched"]
+    assert after.draws.parameters.tolist() == before.draws.parameters.tolist()
+
+
+def test_the_head_is_the_records(whole):
+    """The quick way gives what `Report.load` gives."""
+    for path in whole.results.glob("*/report.json"):
+        head, full = report_file.read_report(path)[0], Report.load(path)
+        for key in Report.model_fields.keys() - {"plan", "provenance", "draws"}:
+            assert getattr(head, key) == getattr(full, key)

@@ -23,6 +23,7 @@ FORMATS = ("png", "pdf", "svg")
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 """Okabe and Ito's palette, told apart by colour-blind readers; each arm also has a marker of its own."""
 MARKERS = ("^", "v", "D", "s", "o", "P", "X")
+LINES = {"16-bit": "-", "base": "--"}
 DRAW, FAINT, INK = "#5F5F5F", "#A3A3A3", "#222222"
 PANEL, ROW, OVERVIEW = 4.3, 0.62, 0.34  # inches: width of a panel, height of a strip and of the overview
 
@@ -152,8 +153,17 @@ def _panel(
         seen += [float(values.min()), float(values.max()), value]
     span = (max(seen) - min(seen)) or 1e-3
     limits = (min(seen) - 0.05 * span, max(seen) + 0.05 * span)
+    for kind, value in _reference_lines(data, text).items():
+        if limits[0] < value < limits[1]:
+            axes.axvline(value, color=INK, linewidth=0.8, linestyle=LINES[kind], alpha=0.5, zorder=1)
     _dress(axes, strips, data, limits, labels=labels)
     return limits
+
+
+def _reference_lines(data: dict[str, Any], text: str) -> dict[str, float]:
+    """Kind of reference run (16-bit, base) → its outcome."""
+    outcome = data["analysis"]["outcome"]
+    return {r["kind"]: r["scores"][text][outcome] for r in data["references"] if r["kind"] in LINES}
 
 
 def _dress(
@@ -183,8 +193,7 @@ def _dress(
 
 def _overview(axes: Axes, data: dict[str, Any], text: str, limits: tuple[float, float], title: str) -> None:
     """The way from the 16-bit to the base run, their values as lines, and the panel's range as a box."""
-    outcome = data["analysis"]["outcome"]
-    lines = {r["kind"]: r["scores"][text][outcome] for r in data["references"] if r["kind"] in ("16-bit", "base")}
+    lines = _reference_lines(data, text)
     low, high = min([*lines.values(), limits[0]]), max([*lines.values(), limits[1]])
     span = high - low
     axes.set_xlim(low - 0.02 * span, high + 0.02 * span)
@@ -192,7 +201,7 @@ def _overview(axes: Axes, data: dict[str, Any], text: str, limits: tuple[float, 
     axes.axhline(0.25, color="#CCCCCC", linewidth=1)
     axes.axvspan(*limits, ymin=0.08, ymax=0.42, color="#999999", alpha=0.45, linewidth=0)
     for kind, value in lines.items():
-        axes.plot([value, value], [0.0, 0.5], color=INK, linewidth=1.4, linestyle="-" if kind == "16-bit" else "--")
+        axes.plot([value, value], [0.0, 0.5], color=INK, linewidth=1.4, linestyle=LINES[kind])
         right = value > (low + high) / 2
         axes.text(
             value, 0.58, f"{kind} {value:.4f}", fontsize=7, ha="right" if right else "left", va="bottom", color=INK

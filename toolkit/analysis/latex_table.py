@@ -47,7 +47,9 @@ def render(data: dict[str, Any]) -> str:
 
 def escape(text: str) -> str:
     """Text that LaTeX prints as it is."""
-    return "".join(SPECIAL.get(char, char) for char in " ".join(text.split())).replace("--", "-{}-").replace("--", "-{}-")
+    return (
+        "".join(SPECIAL.get(char, char) for char in " ".join(text.split())).replace("--", "-{}-").replace("--", "-{}-")
+    )
 
 
 def _grid(grid: Grid) -> list[str]:

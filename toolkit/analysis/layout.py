@@ -96,7 +96,7 @@ def _score(score: dict[str, Any]) -> list[str]:
         f"{score['perplexity']:.3f}",
         f"{score['kl']:.4f}",
         f"{100 * score['agreement']:.2f}%",
-        NOTHING if share is None else f"{100 * share:.1f}%",
+        NOTHING if share is None else f"{100 * share:.1f}%".replace("-", "−"),
     ]
 
 

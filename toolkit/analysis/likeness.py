@@ -12,6 +12,8 @@ from toolkit.registry import registry
 from toolkit.selection.similarity import jaccard, spearman
 
 PROFILE = "profile.json"
+MOST = 50
+"""A matrix of more arms than this is read by nobody, and is left out."""
 
 
 def likeness(results: Results) -> dict[str, Any]:
@@ -25,7 +27,7 @@ def likeness(results: Results) -> dict[str, Any]:
     for budget in results.budgets:
         arms = [a.label for a in results.study.arms if (budget, a.label) in results.arms]
         sets = [results.arms[budget, a].selection for a in arms]
-        if len(arms) > 1:
+        if 1 < len(arms) <= MOST:
             matrix = jaccard([s for s in sets if s is not None])
             selections[budget] = {"arms": arms, "jaccard": _plain(matrix)}
     return {"selections": selections, "scores": _scores(results)}
@@ -38,6 +40,8 @@ def _scores(results: Results) -> dict[str, Any]:
     profile = Profile.load(path)
     profile.expect(results.model, results.fingerprint, f"the reports in {results.folder}")
     keys = list(dict.fromkeys(arm.selector for arm in results.study.arms))
+    if len(keys) > MOST:
+        return {"reason": f"there are {len(keys)} selectors, and at most {MOST} are compared"}
     names, columns, left_out = [], [], []
     for key in keys:
         try:

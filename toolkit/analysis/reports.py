@@ -1,71 +1,24 @@
-"""Reading a study's reports: fast, every one checked, and never two kinds of results mixed.
-
-A report is validated in full and then cut down to what tables and figures need: numbers of draws become
-arrays. Rows files are opened only by statistics that need them (`toolkit.analysis.windows`).
-"""
+"""Reading a study's reports: every one checked, alone and against the others; results are never mixed."""
 
 from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pydantic import ValidationError
 
+from toolkit.analysis.report_file import OUTCOMES, Draws, Run, read_report
 from toolkit.errors import InputError, closest
-from toolkit.records.io import read_bytes
 from toolkit.records.profile import Reference
-from toolkit.records.report import REPORT, Draw, Law, Report, Rows, Score, Text
-from toolkit.records.selection import Selection
+from toolkit.records.report import REPORT, Text
 from toolkit.records.study import Study, study_file
 
-OUTCOMES = ("loss", "kl", "agreement")
 STUDY_COPY = "study.json"
 """The study as it ran, kept beside its runs."""
-
-
-@dataclass(frozen=True)
-class Draws:
-    """The draws of one control, as columns.
-
-    Attributes:
-        masks: the sets, as hexadecimal bit masks over the profile's layers.
-        layers, parameters, bytes: totals of each draw, int64.
-        mismatch: (reached − target)/target, signed, float64.
-        outcomes: text → outcome (`loss` and `kl` in nats a token, `agreement` as a share) → float64 values.
-    """
-
-    masks: tuple[str, ...]
-    layers: np.ndarray
-    parameters: np.ndarray
-    bytes: np.ndarray
-    mismatch: np.ndarray
-    outcomes: dict[str, dict[str, np.ndarray]]
-
-    def __len__(self) -> int:
-        return len(self.masks)
-
-
-@dataclass(frozen=True)
-class Run:
-    """One report, cut down; the attributes are those of `toolkit.records.report.Report`."""
-
-    path: Path
-    name: str
-    role: str
-    arm: str
-    control: str | None
-    budget: str | None
-    selection: Selection | None
-    law: Law | None
-    layers: tuple[str, ...] | None
-    scores: dict[str, Score]
-    draws: Draws | None
-    rows: Rows | None
 
 
 @dataclass(frozen=True)
@@ -175,17 +128,17 @@ def read(study: str | os.PathLike[str]) -> Results:
     layers: dict[tuple[str, ...], tuple[str, ...]] = {}
     references: dict[Hashable, Reference] = {}
     for path in paths:
-        report = _report(path)
+        report, run = read_report(path)
         text_mark = tuple(sorted((k, tuple(t.__dict__.values())) for k, t in report.texts.items()))
         texts.setdefault(text_mark, report.texts)
         reference_mark = (report.reference.dtype, report.reference.lattice, report.reference.note)
         references.setdefault(reference_mark, report.reference)
-        names = None if report.layers is None else tuple(report.layers)
-        names = None if names is None else layers.setdefault(names, names)
+        if run.layers is not None:  # one copy of the names for all reports
+            run = replace(run, layers=layers.setdefault(run.layers, run.layers))
         marks.append(
             (report.study, report.form, report.model, report.fingerprint, report.settings, text_mark, reference_mark)
         )
-        runs.append(_cut(report, path, names))
+        runs.append(run)
     _agree(paths, marks)
     _same(paths, [r.layers for r in runs], "layers", lambda v: f"{len(v)} layers")  # type: ignore[arg-type]
     name, form, model, fingerprint, settings, text_mark, reference_mark = marks[0]
@@ -205,23 +158,6 @@ def read(study: str | os.PathLike[str]) -> Results:
         count=len(runs),
         **_group(runs),
     )
-
-
-def _report(path: Path) -> Report:
-    """One validated report. The quick path reads JSON straight into the record; errors come from the slow one."""
-    content = read_bytes(path)
-    try:
-        report = Report.model_validate_json(content)
-        if report.schema_ == Report.version and '"schema"' in content[:4096].decode("utf-8", "replace"):
-            return report
-    except (ValidationError, InputError):
-        pass
-    try:
-        return Report.load(path)
-    except InputError as error:
-        raise InputError(
-            f"{error}\n{path} is damaged or no report: move it away, and `toolkit run` repeats its run"
-        ) from None
 
 
 _LABELS: tuple[tuple[str, Callable[[Any], str]], ...] = (
@@ -256,74 +192,6 @@ def _same(paths: list[Path], values: list[Any], label: str, show: Callable[[Any]
     )
 
 
-def _cut(report: Report, path: Path, names: tuple[str, ...] | None) -> Run:
-    """What tables and figures need of a report, checked."""
-    texts = list(report.texts)
-    control = report.role == "control"
-    if control and (report.law is None or report.control is None or not report.draws or names is None):
-        raise InputError(f"{path}: a control's report has a control, a law, layers and draws; one of them is missing")
-    if not control:
-        _complete(report.scores, texts, str(path))
-    if report.role != "reference" and report.budget is None:
-        raise InputError(f"{path}: the report of an {report.role} has a budget; found none")
-    if report.role == "arm" and report.selection is None:
-        raise InputError(f"{path}: the report of an arm has a selection; found none")
-    law = report.law
-    return Run(
-        path=path,
-        name=report.run,
-        role=report.role,
-        arm=report.arm,
-        control=report.control,
-        budget=None if report.budget is None else str(report.budget),
-        selection=report.selection,
-        law=None if law is None else law.model_copy(update={"inclusion": None}),
-        layers=names,
-        scores=report.scores,
-        draws=_columns(report.draws, texts, path) if control else None,
-        rows=report.rows,
-    )
-
-
-def _complete(scores: dict[str, Score], texts: Iterable[str], where: str) -> None:
-    for text in texts:
-        if text not in scores:
-            raise InputError(f"{where}: no score on text {text!r}; scores are on {', '.join(scores) or 'none'}")
-        for outcome in OUTCOMES:
-            if not np.isfinite(getattr(scores[text], outcome)):
-                raise InputError(f"{where}: {outcome} on text {text!r} is {getattr(scores[text], outcome)}")
-
-
-def _columns(draws: list[Draw], texts: list[str], path: Path) -> Draws:
-    outcomes: dict[str, dict[str, np.ndarray]] = {}
-    for text in texts:
-        try:
-            scores = [d.scores[text] for d in draws]
-        except KeyError:
-            bad = next(d for d in draws if text not in d.scores)
-            raise InputError(f"{path}: draw {bad.index} has no score on text {text!r}") from None
-        outcomes[text] = {
-            "loss": np.array([s.loss for s in scores]),
-            "kl": np.array([s.kl for s in scores]),
-            "agreement": np.array([s.agreement for s in scores]),
-        }
-        for outcome, values in outcomes[text].items():
-            if not np.isfinite(values).all():
-                at = int(np.flatnonzero(~np.isfinite(values))[0])
-                raise InputError(
-                    f"{path}: {outcome} of draw {draws[at].index} on text {text!r} is {values[at]}; "
-                    "a draw without a finite score cannot be ranked"
-                )
-    return Draws(
-        masks=tuple(d.mask for d in draws),
-        layers=np.array([d.layers for d in draws], dtype=np.int64),
-        parameters=np.array([d.parameters for d in draws], dtype=np.int64),
-        bytes=np.array([d.bytes for d in draws], dtype=np.int64),
-        mismatch=np.array([d.mismatch for d in draws]),
-        outcomes=outcomes,
-    )
-
-
 def _group(runs: list[Run]) -> dict[str, Any]:
     references: dict[str, Run] = {}
     arms: dict[tuple[str, str], Run] = {}
@@ -354,19 +222,19 @@ def _joined(group: list[Run]) -> Run:
                 f"{first.path} and {run.path} hold draws of one control under different laws; they are not put together"
             )
         assert run.draws is not None
-        for text in run.draws.masks:
-            value = _bits(text, run.path)
-            if value in seen:
-                raise InputError(
-                    f"{run.path}: a set of layers is drawn twice (also in {seen[value]}); the draws of a control are "
-                    "distinct"
-                )
-            seen[value] = run.path
+        sets = run.draws.sets
+        twice = next((value for value in sets if value in seen), None) if not seen.keys().isdisjoint(sets) else None
+        if twice is not None or len(set(sets)) < len(sets):
+            other = seen.get(twice, run.path) if twice is not None else run.path
+            raise InputError(
+                f"{run.path}: a set of layers is drawn twice (also in {other}); the draws of a control are distinct"
+            )
+        seen.update(dict.fromkeys(sets, run.path))
     if len(group) == 1:
         return first
     draws = [run.draws for run in group if run.draws is not None]
     together = Draws(
-        masks=tuple(m for d in draws for m in d.masks),
+        sets=tuple(s for d in draws for s in d.sets),
         layers=np.concatenate([d.layers for d in draws]),
         parameters=np.concatenate([d.parameters for d in draws]),
         bytes=np.concatenate([d.bytes for d in draws]),
@@ -376,11 +244,4 @@ def _joined(group: list[Run]) -> Run:
             for text in draws[0].outcomes
         },
     )
-    return Run(**{**first.__dict__, "draws": together})
-
-
-def _bits(text: str, path: Path) -> int:
-    try:
-        return int(text, 16)
-    except ValueError:
-        raise InputError(f"{path}: mask {text!r} is no hexadecimal number") from None
+    return replace(first, draws=together)

@@ -9,7 +9,8 @@ from typing import Any
 from toolkit import spec
 from toolkit.analysis import inference, reports, windows
 from toolkit.analysis.likeness import likeness
-from toolkit.analysis.reports import Results, Run
+from toolkit.analysis.report_file import Run
+from toolkit.analysis.reports import Results
 from toolkit.errors import InputError
 from toolkit.records.report import Law, Score
 from toolkit.records.study import Control

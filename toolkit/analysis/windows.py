@@ -9,7 +9,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from toolkit.analysis.reports import Run
+from toolkit.analysis.report_file import Run
 from toolkit.errors import InputError, closest
 from toolkit.records.io import read_bytes
 

@@ -24,10 +24,14 @@ def jaccard(selections: Sequence[Selection]) -> np.ndarray:
             raise InputError(
                 f"selections of {selections[0].model} and {other.model} cannot be compared: their fingerprints differ"
             )
-    sets = [frozenset(s.layers) for s in selections]
-    return np.array([[len(a & b) / len(a | b) if a | b else 1.0 for b in sets] for a in sets]).reshape(
-        len(sets), len(sets)
-    )
+    place = {name: at for at, name in enumerate(dict.fromkeys(n for s in selections for n in s.layers))}
+    member = np.zeros((len(selections), len(place)))
+    for row, selection in zip(member, selections, strict=True):
+        row[[place[name] for name in selection.layers]] = 1
+    shared = member @ member.T
+    sizes = member.sum(axis=1)
+    union = sizes[:, None] + sizes[None, :] - shared
+    return np.divide(shared, union, out=np.ones_like(shared), where=union > 0)
 
 
 def spearman(scores: Mapping[str, Sequence[float]]) -> np.ndarray:
