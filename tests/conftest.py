@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
@@ -15,6 +16,10 @@ from transformers import (
     Phi3Config,
     PreTrainedTokenizerFast,
 )
+
+# a busy machine makes an example slow, and not wrong
+settings.register_profile("toolkit", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("toolkit")
 
 VOCABULARY = 256
 COMMON = {"vocab_size": VOCABULARY, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
