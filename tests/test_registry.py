@@ -1,6 +1,7 @@
 """The registry: options and keys, close matches, clashes that name both sources, plug-ins that fail."""
 
 import dataclasses
+from types import SimpleNamespace
 from typing import Literal
 
 import pytest
@@ -131,6 +132,24 @@ def test_a_failing_plugin_is_named_and_the_rest_work(capsys):
     assert "dist-0" in warned and "no such card" in warned
     with pytest.raises(InputError, match="plug-ins that failed: dist-0"):
         made.find("scaler", "nothing")
+
+
+def test_a_module_that_cannot_be_registered_is_named_and_the_rest_work(monkeypatch, capsys):
+    class Misnamed:
+        @hookimpl
+        def toolkit_components(self, kinds):  # the hook's argument is called `kind`
+            return [Times]
+
+    def point(name, load):
+        return SimpleNamespace(name=name, value=f"{name}_module", dist=None, load=load)
+
+    points = [point("misnamed", Misnamed), point("absent", lambda: 1 / 0), point("sound", lambda: Plugin(Times))]
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: points)
+    made = Registry()
+    assert list(made.of_kind("scaler")) == ["times"]
+    assert set(made.failures) == {"misnamed_module", "absent_module"}
+    assert "kinds" in made.failures["misnamed_module"] and "ZeroDivisionError" in made.failures["absent_module"]
+    assert "misnamed_module" in capsys.readouterr().err
 
 
 def test_register_by_hand_replaces_itself():

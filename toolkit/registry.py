@@ -66,11 +66,11 @@ class Registry:
             source = point.dist.name if point.dist else point.value
             try:
                 plugin = point.load()
-            except Exception as error:
-                self._fail(source, f"module {point.value!r} does not import: {type(error).__name__}: {error}")
-                continue
-            if not self.manager.is_registered(plugin):
-                self.add(plugin, f"{source}:{point.name}")
+                if not self.manager.is_registered(plugin):
+                    self.add(plugin, f"{source}:{point.name}")
+            except Exception as error:  # the module's own, or a hook whose arguments do not exist
+                text = " ".join(str(error).split())
+                self._fail(source, f"module {point.value!r} does not import: {type(error).__name__}: {text}")
 
     def add(self, plugin: object, source: str) -> None:
         """Register a module or object that implements the hook; `source` names it in messages."""
