@@ -126,6 +126,9 @@ def run(
     out: Annotated[Path | None, typer.Option(help="Folder for the results (default: the study's own).")] = None,
     small: Annotated[bool, typer.Option("--small", help="The study's small form.")] = False,
     device: Annotated[str | None, typer.Option(help="cpu or cuda (default: cuda where there is one).")] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="float32, bfloat16 or float16 (default: bfloat16 where the device has it).")
+    ] = None,
 ) -> None:
     """Run a study; runs already on disk are skipped, an interrupted one goes on where it stopped.
 
@@ -133,7 +136,7 @@ def run(
     """
     from toolkit.runs.runner import run as start
 
-    results = start(study, model=model, texts=text, out=out, small=small, device=device)
+    results = start(study, model=model, texts=text, out=out, small=small, device=device, dtype=dtype)
     print(f"results in {results}", file=sys.stderr)
 
 

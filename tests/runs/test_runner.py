@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import gzip
 import hashlib
 import json
@@ -23,9 +24,11 @@ from toolkit.errors import InputError, RunError
 from toolkit.records.plan import Plan
 from toolkit.records.profile import Profile
 from toolkit.records.report import Report, unmask
-from toolkit.runs import results
+from toolkit.runs import results, runner
 from toolkit.runs.evaluation import Evaluation
-from toolkit.runs.runner import run
+
+run = functools.partial(runner.run, dtype="float32")
+"""The same numbers on every CPU: the default dtype depends on its instructions."""
 
 STUDY = {
     "name": "tiny",
@@ -227,7 +230,7 @@ def test_a_torn_line_is_dropped_and_the_draw_repeated(whole, study, measurements
 @pytest.mark.slow
 def test_a_killed_process_loses_nothing_that_was_finished(whole, study, tmp_path):
     folder = study()
-    code = f"from toolkit.runs.runner import run; run({str(folder)!r}, device='cpu', progress=False)"
+    code = f"from toolkit.runs.runner import run; run({str(folder)!r}, device='cpu', dtype='float32', progress=False)"
     process = subprocess.Popen(
         [sys.executable, "-c", code], stderr=subprocess.DEVNULL, env=os.environ | {"OMP_NUM_THREADS": "1"}
     )

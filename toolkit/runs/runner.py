@@ -53,7 +53,7 @@ def run(
         out: folder for the results; by default `results` beside the study, or `results-small` for its small form.
         small: run the small form that the study declares.
         device: `cpu` or `cuda`; by default CUDA where there is one.
-        dtype: compute dtype; by default bfloat16 on CUDA and float32 on a CPU.
+        dtype: compute dtype; by default bfloat16 where the device has it natively, else float32.
         progress: show how far it is, on stderr.
 
     Raises:
