@@ -222,7 +222,8 @@ class Pick:
         mismatch: (reached − target)/target of the matched quantity, signed.
         feasible_subsets: how many subsets the draw could have been; an exact integer.
         inclusion: each layer's probability of being drawn, in profile order.
-        single_total: whether every feasible subset holds the same total.
+        single_total: whether the matched set meets the law itself and every feasible subset holds its total, so
+            that its rank among the draws is exact.
     """
 
     layers: Sequence[str]

@@ -149,7 +149,7 @@ def test_the_law_equals_enumeration(data):
     size = {layer.name: layer.parameters for layer in profile.layers}
     target = sum(size[name] for name in like.layers)
     totals = {sum(size[name] for name in names) for names in expected}
-    assert law.single_total == (totals | {target} == {target})
+    assert law.single_total == (totals == {target} and not constraint["disjoint"])
     for i in range(law.count):
         pick = law.pick(i)
         assert pick.mismatch == (sum(size[n] for n in pick.layers) - target) / target
@@ -303,6 +303,23 @@ def test_a_single_total(qwen_7b, tiny):
     assert tk.select("random-matched", qwen_7b, like=like).single_total
     assert not tk.select("random-matched", qwen_7b, like=like, within="0.2").single_total
     assert tk.select("random-matched", tiny, like=tk.select("top-error", tiny, "layers=0.5"), roles=True).single_total
+
+
+def test_ranks_are_exact_only_where_the_matched_set_meets_the_law_itself(profile_of):
+    # One layer of six makes the difference. Where every other pair is drawn, p ≤ a has at most the share a of all
+    # pairs; against disjoint pairs the 5 of 15 with that layer all have the smallest p, 1/7.
+    profile = profile_of(3, {"a": (2, 3), "b": (3, 2)})
+    known = {"selector": "x", "model": profile.model, "fingerprint": profile.fingerprint, "of": {}}
+    best = profile.names[0]
+    for disjoint, smallest in ((False, 5 / 15), (True, 1 / 7)):
+        found = []
+        for pair in itertools.combinations(profile.names, 2):
+            like = tk.Selection(**known, layers=list(pair), parameters=12, bytes=24)
+            draws = tk.draws("random-matched", profile, like=like, count=100, disjoint=disjoint)
+            at_least = sum((best in draw.layers) >= (best in pair) for draw in draws)
+            found.append((1 + at_least) / (1 + len(draws)))
+            assert draws[0].single_total is not disjoint
+        assert min(found) == pytest.approx(smallest) and found.count(min(found)) == 5
 
 
 def test_counted_is_the_binomial_law(tiny):

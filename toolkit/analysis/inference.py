@@ -64,7 +64,8 @@ def smallest_p(draws: int) -> float:
 def exact(single_total: bool | None) -> bool:
     """Whether a p-value may be called exact: only where every feasible subset holds the same total.
 
-    Elsewhere the law mixes selections of slightly different totals, so that the arm is not one draw of it.
+    Elsewhere the law mixes selections of slightly different totals, or leaves out the arm's layers, so that the
+    arm is not one draw of it.
     """
     return single_total is True
 

@@ -7,6 +7,8 @@ tolerance. A control is drawn uniformly from
 
 all sums in integers and w an exact decimal. The constraints, which combine: `thirds` (as many layers as M in
 each third of depth, ⌊3·block/blocks⌋), `roles` (as many layers as M of each role), `disjoint` (no layer of M).
+Under `disjoint` M is none of the sets that it is ranked among, so that its rank is no randomization test: where
+few layers make the difference, all of them in M, chance gives small p-values too often.
 AQLoRA §7.2 recommends this control (matched on parameters, the count left to float) and states no sampler;
 the exact one in `subsets` is ours.
 """
@@ -72,8 +74,8 @@ class Controls:
 
     @property
     def single_total(self) -> bool:
-        """Whether every feasible set holds exactly the matched total: the tolerance then plays no part."""
-        return self.subsets.totals == (self.target, self.target)
+        """Whether M is a set of the law and all others hold its total: only then is its rank among draws exact."""
+        return self.own is not None and self.subsets.totals == (self.target, self.target)
 
     def pick(self, number: int) -> Pick:
         """The set of that number, 0 … count − 1, with its mismatch and the law's figures."""
