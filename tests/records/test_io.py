@@ -192,6 +192,7 @@ def test_records_cannot_be_changed():
     ("text", "message"),
     [
         ("a: [1", "is not YAML"),
+        ("a: &a [*a]", "contains itself"),
         ("a: 1\n---\nb: 2\n", "is not YAML"),
         ("a: !!python/object/apply:os.system [ls]", "is not YAML"),
         ("a: 1\nb: {c: 1, c: 2}\n", r":2: key 'b\.c' stands twice \(also in line 2\)"),

@@ -290,6 +290,13 @@ def test_past_the_table_limit_says_what_to_relax(profile_of, monkeypatch):
         controls(profile, like, thirds=True)
 
 
+def test_one_tolerance_has_one_key_and_one_stream(tiny):
+    like = tk.select("top-error", tiny, "layers=0.5")
+    found = [tk.select(f"random-matched(within={within})", tiny, like=like) for within in ("0.2", "0.200", "2e-1")]
+    assert {s.selector for s in found} == {"random-matched(within=0.2)"} and found[0] == found[1] == found[2]
+    assert tk.selector("random-matched(within=0.0010)").key == "random-matched"
+
+
 @pytest.mark.parametrize("within", ["-0.1", "1", "nan", "inf"])
 def test_a_tolerance_outside_its_range(tiny, within):
     with pytest.raises(tk.InputError, match="within"):

@@ -210,9 +210,13 @@ def read_yaml(path: str | os.PathLike[str]) -> tuple[Any, dict[tuple[Any, ...], 
         raise InputError(f"{path} is not YAML: {error}") from None
     except ValueError as error:  # a date such as 2026-02-30, a number of thousands of digits
         raise InputError(f"{path} holds a value that cannot be read: {error}") from None
-    _check_keys(node, str(path))
+    try:
+        _check_keys(node, str(path))
+        places = list(_lines(node, ()))
+    except RecursionError:
+        raise InputError(f"{path} holds a value that contains itself") from None
     lines: dict[tuple[Any, ...], int] = {}
-    for place, line in _lines(node, ()):
+    for place, line in places:
         if place in lines:
             key = ".".join(map(str, place))
             raise InputError(f"{path}:{line}: key {key!r} stands twice (also in line {lines[place]})")

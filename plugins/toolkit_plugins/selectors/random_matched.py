@@ -42,6 +42,7 @@ class RandomMatched(Selector):
         self.within = Decimal(str(self.within))
         if not self.within.is_finite() or not 0 <= self.within < 1:
             raise InputError(f"option 'within' of selector 'random-matched' is {self.within}; it lies in [0, 1)")
+        self.within = self.within.normalize()  # 0.010 and 0.01 are one tolerance: one key, one random stream
 
     def law(self, profile: Profile, like: Selection) -> Controls:
         """Every set that a draw can be."""
