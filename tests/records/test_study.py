@@ -48,14 +48,14 @@ def test_a_study_reads_from_its_folder_or_file(write):
     assert [a.label for a in study.arms] == ["top", "bottom", "bottom-at-top"]
     assert study.likes(study.controls[0]) == ["top", "bottom", "bottom-at-top"]
     assert study.likes(study.controls[1]) == ["top"] and study.arm("bottom").selector == "bottom(quantizer=nf4)"
-    assert study.smallest_p == 1 / 500 and not study.descriptive and study.form == "full"
+    assert study.controls[0].draws == 499 and study.form == "full"
 
 
 def test_the_small_form_replaces_fields(write):
     study = Study.read(write(TEXT), small=True)
     assert study.form == "small" and study.small is None
     assert [str(b) for b in study.budgets] == ["layers=0.1"] and len(study.controls) == 1
-    assert study.smallest_p == 1 / 11 and study.descriptive
+    assert study.controls[0].draws == 10
     with pytest.raises(InputError, match="has no `small` form"):
         Study.read(write(TEXT.partition("small:")[0]), small=True)
 

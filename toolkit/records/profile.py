@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -178,8 +178,3 @@ def thirds(profile: Profile) -> list[int]:
 def fingerprint(rows: list[tuple[str, tuple[int, int], str]]) -> str:
     """The hash of a model's layers: (name, (out, in), hash of the float32 values), in model order."""
     return digest([[name, list(shape), content] for name, shape, content in rows])
-
-
-def columns(profile: Profile) -> dict[str, Any]:
-    """Every scalar column, for tables and notebooks."""
-    return {c: profile[c] for c in ("name", "role", "block", "parameters", "bytes", "norm", "density")}

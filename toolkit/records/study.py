@@ -158,16 +158,6 @@ class Study(File):
         """The arms that a control is matched to."""
         return control.like or [a.label for a in self.arms]
 
-    @property
-    def smallest_p(self) -> float:
-        """The smallest p that the claim's number of draws can give, 1/(draws + 1)."""
-        return 1 / (1 + next(c.draws for c in self.controls if c.label == self.analysis.control))
-
-    @property
-    def descriptive(self) -> bool:
-        """Whether the draws cannot reach the declared level, whatever comes out."""
-        return self.smallest_p > self.analysis.level
-
 
 def study_file(path: str | os.PathLike[str]) -> Path:
     """The `study.yaml` of a folder, or the file itself."""

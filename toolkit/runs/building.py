@@ -34,7 +34,7 @@ def build(
         model: a Hugging Face id, a local directory, `demo`, or a dense model object.
         plan: what becomes of each layer.
         device: by default CUDA where there is one; a model object stays where it is.
-        dtype: compute dtype; by default bfloat16 on CUDA and float32 on a CPU; a model object keeps its own.
+        dtype: compute dtype; by default bfloat16 where the device has it, else float32; a model object keeps its own.
 
     Raises:
         InputError: the plan names layers that the model does not have, is for another model or for other

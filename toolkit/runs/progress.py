@@ -43,13 +43,6 @@ class Progress:
         if self._bar is not None:
             self._bar.stop()
 
-    def say(self, text: str) -> None:
-        """A line above the bar, whether or not progress is shown."""
-        if self._bar is not None:
-            self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
-        else:
-            print(text, file=sys.stderr, flush=True)
-
     def step(self, description: str, count: int = 1) -> None:
         """One more step done, and what comes to be done."""
         self.done += count
