@@ -117,6 +117,20 @@ def test_draws_matched_on_count_are_labelled_flawed(data):
     assert flawed and all(abs(c["mismatch"]["largest"]) > 0.001 for c in flawed)
 
 
+@pytest.mark.parametrize("percent", [(-30, 10), (-10, 30)])
+def test_the_largest_mismatch_keeps_its_sign(builder, percent):
+    made = builder(draws=2, budgets=("layers=0.1",), count_matched=False)
+    made.write()
+    arm = made.arm("top-error", made.study.budgets[0]).selection
+    report = made.control("matched", "top-error", made.study.budgets[0], 2)
+    sizes = [arm.parameters * (100 + p) // 100 for p in percent]
+    draws = [d.model_copy(update={"parameters": size}) for d, size in zip(report.draws, sizes, strict=True)]
+    made.put(report.model_copy(update={"draws": draws}))
+    found = summary(made.folder)["arms"][0]["controls"][0]["mismatch"]
+    assert found["largest"] == pytest.approx(max(percent, key=abs) / 100, rel=1e-2)
+    assert found["mean"] == pytest.approx(sum(percent) / 200, rel=1e-2)
+
+
 def test_a_wider_tolerance_that_the_law_declares_is_no_flaw(builder):
     made = builder(draws=4, budgets=("layers=0.1",), count_matched=False)
     made.write()

@@ -158,7 +158,7 @@ class _Runner:
         return made
 
     def _settings(self) -> dict[str, Any]:
-        """What fixes the numbers. The source of a text is not among it: a file and the hub give the same text."""
+        """What fixes the numbers. Of a text that is its hash, not its source: a file may hold what the hub gives."""
         from toolkit.registry import registry
 
         return {
