@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import os
 import platform
 import random
 import statistics
@@ -105,21 +106,21 @@ def make(folder: Path, kind: str, reports: int, size: int) -> tuple[Path, float]
     return folder, total / reports
 
 
-def measure(folder: Path, repeats: int) -> list[float]:
-    """Wall-clock seconds of whole processes that print the table; the first, which fills the cache, is left out."""
-    seconds = []
+def measure(folder: Path, repeats: int) -> tuple[list[float], list[float]]:
+    """Seconds of whole processes that print the table, wall-clock and CPU; the first, which fills the cache, is out."""
+    seconds, busy = [], []
     for _ in range(repeats + 1):
-        start = time.perf_counter()
+        before, start = os.times(), time.perf_counter()
         done = subprocess.run([sys.executable, "-c", TABLE, str(folder)], capture_output=True, text=True, check=True)
         seconds.append(time.perf_counter() - start)
+        after = os.times()
+        busy.append(after.children_user + after.children_system - before.children_user - before.children_system)
         assert "top-error" in done.stdout or "arm-0" in done.stdout
-    return seconds[1:]
+    return seconds[1:], busy[1:]
 
 
 def cpu() -> str:
     """The CPU's name and how many this process may use."""
-    import os
-
     name = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
     if info.exists():
@@ -140,7 +141,7 @@ def main() -> None:
     for kind in ("controls", "arms", "draws"):
         with tempfile.TemporaryDirectory() as folder:
             study, size = make(Path(folder) / "study", kind, given.reports, given.kilobytes * 1000)
-            seconds = measure(study, given.repeats)
+            seconds, busy = measure(study, given.repeats)
         results.append(
             {
                 "study": kind,
@@ -148,6 +149,7 @@ def main() -> None:
                 "mean_bytes": round(size),
                 "seconds": [round(s, 3) for s in seconds],
                 "median_seconds": round(statistics.median(seconds), 3),
+                "median_cpu_seconds": round(statistics.median(busy), 3),
             }
         )
         print(f"{kind:9} {given.reports:6,} reports of {size / 1000:5.1f} kB: {results[-1]['median_seconds']:6.2f} s")

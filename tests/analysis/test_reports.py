@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 
-from toolkit.analysis import report_file, reports, windows
+from toolkit.analysis import report_file, reports, windows, workers
 from toolkit.errors import InputError
 from toolkit.records.report import Report, unmask
 
@@ -298,9 +298,58 @@ def test_what_the_record_takes_is_read(builder):
     assert after.draws.parameters.tolist() == before.draws.parameters.tolist()
 
 
-def test_the_head_is_the_records(whole):
+def test_what_is_read_is_the_records(whole):
     """The quick way gives what `Report.load` gives."""
     for path in whole.results.glob("*/report.json"):
-        head, full = report_file.read_report(path)[0], Report.load(path)
-        for key in Report.model_fields.keys() - {"plan", "provenance", "draws"}:
-            assert getattr(head, key) == getattr(full, key)
+        (common, run), full = report_file.read_report(path), Report.load(path)
+        assert common == (full.study, full.form, full.model, full.fingerprint, full.settings, *common[5:])
+        assert dict(common.texts) == full.texts and common.reference == full.reference
+        assert (run.name, run.role, run.arm, run.control) == (full.run, full.role, full.arm, full.control)
+        assert run.selection == full.selection and run.scores == full.scores and run.rows == full.rows
+        assert run.budget == (None if full.budget is None else str(full.budget))
+        assert run.layers == (None if full.layers is None else tuple(full.layers))
+        assert (run.draws is None) == (full.draws == [])
+        if run.draws is not None:
+            assert run.law.model_dump() == full.law.model_dump() | {"inclusion": None}
+            assert [hex(s) for s in run.draws.sets] == [d.mask for d in full.draws]
+            for name in ("layers", "parameters", "bytes", "mismatch"):
+                assert getattr(run.draws, name).tolist() == [getattr(d, name) for d in full.draws]
+
+
+def same(first, second):
+    """Whether two answers of `read_reports` tell of the same runs."""
+    return [(c, r.path, r.name, r.scores, r.draws and r.draws.sets) for c, r in first] == [
+        (c, r.path, r.name, r.scores, r.draws and r.draws.sets) for c, r in second
+    ]
+
+
+def test_workers_read_what_one_process_reads(whole, tmp_path):
+    paths = sorted(whole.results.glob("*/report.json"))
+    alone = workers.read_reports(paths)
+    assert len(alone) == len(paths) == 12
+    for processes in (2, 5):
+        assert same(workers.read_reports(paths, processes), alone)
+
+
+def test_errors_of_a_worker_are_raised_here(builder):
+    made = builder(draws=2, budgets=("layers=0.1",))
+    made.write()
+    paths = sorted(made.results.glob("*/report.json"))
+    paths[-1].write_text("{")
+    with pytest.raises(InputError, match="is not JSON") as error:
+        workers.read_reports(paths, 3)
+    assert str(paths[-1]) in str(error.value)
+
+
+@pytest.mark.parametrize("broken", ["no interpreter", "wrong answer", "nothing"])
+def test_workers_that_fail_are_done_without(whole, monkeypatch, broken):
+    paths = sorted(whole.results.glob("*/report.json"))
+    if broken == "no interpreter":
+        monkeypatch.setattr(workers.sys, "executable", "/nowhere/python")
+    else:
+        code = {
+            "wrong answer": "import pickle, sys; pickle.dump([], sys.stdout.buffer)",
+            "nothing": "raise SystemExit(1)",
+        }
+        monkeypatch.setattr(workers, "START", code[broken])
+    assert same(workers.read_reports(paths, 3), workers.read_reports(paths))

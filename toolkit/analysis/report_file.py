@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pydantic_core
@@ -19,7 +19,8 @@ from pydantic import ValidationError
 
 from toolkit.errors import InputError
 from toolkit.records.io import read_bytes
-from toolkit.records.report import Draw, Law, Report, Rows, Score
+from toolkit.records.profile import Reference
+from toolkit.records.report import Draw, Law, Report, Rows, Score, Text
 from toolkit.records.selection import Selection
 
 OUTCOMES = ("loss", "kl", "agreement")
@@ -68,6 +69,18 @@ class Run:
     rows: Rows | None
 
 
+class Common(NamedTuple):
+    """What all reports of one study share; texts are sorted by name."""
+
+    study: str
+    form: str
+    model: str
+    fingerprint: str
+    settings: str
+    texts: tuple[tuple[str, Text], ...]
+    reference: Reference
+
+
 class Head(Report):
     """A report whose large parts are not looked into."""
 
@@ -77,8 +90,8 @@ class Head(Report):
     draws: list[Any] = []  # type: ignore[assignment]
 
 
-def read_report(path: Path) -> tuple[Report, Run]:
-    """One report, checked: its head, whose plan, provenance and draws stay plain data, and the run it tells of.
+def read_report(path: Path) -> tuple[Common, Run]:
+    """One report, checked: what it must share with the others of its study, and the run it tells of.
 
     Raises:
         InputError: the file is damaged, foreign or of another schema version; a part that its role needs is
@@ -91,16 +104,19 @@ def read_report(path: Path) -> tuple[Report, Run]:
             raise ValueError("another schema version")
         head = Head.model_validate(data)
         columns = _columns(head.draws, list(head.texts))
-    except (
-        ValidationError,
-        InputError,
-        ValueError,
-        KeyError,
-        TypeError,
-        AttributeError,
-    ):  # the slow way says what is wrong
+    except (ValidationError, InputError, ValueError, LookupError, TypeError, AttributeError):
+        # the slow way says what is wrong
         head, columns = _explained(path)
-    return head, _run(head, columns, path)
+    common = Common(
+        head.study,
+        head.form,
+        head.model,
+        head.fingerprint,
+        head.settings,
+        tuple(sorted(head.texts.items(), key=itemgetter(0))),
+        head.reference,
+    )
+    return common, _run(head, columns, path)
 
 
 def _explained(path: Path) -> tuple[Report, Draws | None]:

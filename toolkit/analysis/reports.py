@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from toolkit.analysis.report_file import OUTCOMES, Draws, Run, read_report
+from toolkit.analysis.report_file import OUTCOMES, Common, Draws, Run
+from toolkit.analysis.workers import read_reports
 from toolkit.errors import InputError, closest
 from toolkit.records.profile import Reference
 from toolkit.records.report import REPORT, Text
@@ -122,61 +123,54 @@ def read(study: str | os.PathLike[str]) -> Results:
     """
     folder = locate(study)
     paths = sorted(folder.glob(f"*/{REPORT}"))
-    runs: list[Run] = []
-    marks: list[tuple[Any, ...]] = []
-    texts: dict[Hashable, dict[str, Text]] = {}
     layers: dict[tuple[str, ...], tuple[str, ...]] = {}
-    references: dict[Hashable, Reference] = {}
-    for path in paths:
-        report, run = read_report(path)
-        text_mark = tuple(sorted((k, tuple(t.__dict__.values())) for k, t in report.texts.items()))
-        texts.setdefault(text_mark, report.texts)
-        reference_mark = (report.reference.dtype, report.reference.lattice, report.reference.note)
-        references.setdefault(reference_mark, report.reference)
+    commons: list[Common] = []
+    runs: list[Run] = []
+    for common, run in read_reports(paths):
         if run.layers is not None:  # one copy of the names for all reports
             run = replace(run, layers=layers.setdefault(run.layers, run.layers))
-        marks.append(
-            (report.study, report.form, report.model, report.fingerprint, report.settings, text_mark, reference_mark)
-        )
+        commons.append(common)
         runs.append(run)
-    _agree(paths, marks)
-    _same(paths, [r.layers for r in runs], "layers", lambda v: f"{len(v)} layers")  # type: ignore[arg-type]
-    name, form, model, fingerprint, settings, text_mark, reference_mark = marks[0]
-    declaration = declared(folder, study, form == "small")
-    if declaration.name != name:
-        raise InputError(f"{folder} holds reports of study {name!r}, and {declaration.name!r} is asked for")
+    _agree(paths, commons)
+    _same(paths, [r.layers for r in runs], "layers", lambda v: f"{len(v)} layers")
+    common = commons[0]
+    declaration = declared(folder, study, common.form == "small")
+    if declaration.name != common.study:
+        raise InputError(f"{folder} holds reports of study {common.study!r}, and {declaration.name!r} is asked for")
+    order = list(declaration.texts)
     return Results(
         folder=folder,
         study=declaration,
-        form=form,
-        model=model,
-        fingerprint=fingerprint,
-        reference=references[reference_mark],
-        settings=settings,
-        texts=texts[text_mark],
+        form=common.form,
+        model=common.model,
+        fingerprint=common.fingerprint,
+        reference=common.reference,
+        settings=common.settings,
+        texts=dict(sorted(common.texts, key=lambda item: order.index(item[0]) if item[0] in order else len(order))),
         layers=next(iter(layers), None),
         count=len(runs),
         **_group(runs),
     )
 
 
-_LABELS: tuple[tuple[str, Callable[[Any], str]], ...] = (
-    ("study", str),
-    ("form", str),
-    ("model", str),
-    ("weights fingerprint", lambda v: v[:12]),
-    ("settings hash", lambda v: v[:12]),
-    ("texts", lambda v: ", ".join(f"{name} (SHA-256 {text[1][:12]}, {text[3]} tokens)" for name, text in v)),
-    ("reference weights", lambda v: repr(v[2])),
-)
+LABELS: dict[str, tuple[str, Callable[[Any], str]]] = {
+    "study": ("study", str),
+    "form": ("form", str),
+    "model": ("model", str),
+    "fingerprint": ("weights fingerprint", lambda v: v[:12]),
+    "settings": ("settings hash", lambda v: v[:12]),
+    "texts": ("texts", lambda v: ", ".join(f"{n} (SHA-256 {t.sha256[:12]}, {t.tokens} tokens)" for n, t in v)),
+    "reference": ("reference weights", lambda v: repr(v.note)),
+}
+"""What all reports share → how an error names it, and how it shows one value."""
 
 
-def _agree(paths: list[Path], marks: list[tuple[Any, ...]]) -> None:
-    """Every report of one study shares what is in its marks."""
-    if len(set(marks)) == 1:
+def _agree(paths: list[Path], commons: list[Common]) -> None:
+    """Refuse reports that do not share what reports of one study share."""
+    if len(set(commons)) == 1:
         return
-    for at, (label, show) in enumerate(_LABELS):
-        _same(paths, [m[at] for m in marks], label, show)
+    for field_, (label, show) in LABELS.items():
+        _same(paths, [getattr(common, field_) for common in commons], label, show)
 
 
 def _same(paths: list[Path], values: list[Any], label: str, show: Callable[[Any], str]) -> None:
