@@ -103,7 +103,13 @@ def test_run_table_and_figure(profiled, text_file, tmp_path, capsys):
     for word in ("top-error", "bottom-error", "smallest p", "descriptive", "16-bit", "mismatch"):
         assert word.lower() in shown.lower()
     ok("table", out, "--format", "json", "-o", tmp_path / "table.json")
-    assert json.loads((tmp_path / "table.json").read_text())
+    data = json.loads((tmp_path / "table.json").read_text())
+    assert data["arms"] and not any("paired" in arm for arm in data["arms"])
+    ok("table", out, "--format", "json", "--paired", "-o", tmp_path / "paired.json")
+    for arm in json.loads((tmp_path / "paired.json").read_text())["arms"]:
+        base = next(r for r in data["references"] if r["kind"] == "base")["scores"]["letters"]["loss"]
+        difference = arm["paired"]["letters"]["base"]["difference"]
+        assert difference == pytest.approx(arm["scores"]["letters"]["loss"] - base, abs=1e-6)
     capsys.readouterr()
     ok("table", out, "--format", "csv")
     assert len(list(csv.reader(io.StringIO(capsys.readouterr().out)))) > 4

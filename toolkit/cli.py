@@ -144,6 +144,7 @@ def run(
 def table(
     study: Study,
     format: Annotated[str, typer.Option("--format", help="md, json, csv or latex.")] = "md",
+    paired: Annotated[bool, typer.Option("--paired", help="Each arm's paired difference to the base, ± s.e.")] = False,
     output: Output = None,
 ) -> None:
     """Print a study's table from its reports alone.
@@ -153,7 +154,7 @@ def table(
     from toolkit.analysis.table import table as make
     from toolkit.records.io import atomic
 
-    text = make(study, format=format)
+    text = make(study, format=format, paired=paired)
     if output is None:
         print(text)
         return

@@ -144,7 +144,8 @@ class Profile(File):
         if quantizer not in self.quantizers:
             raise InputError(
                 f"the profile of {self.model} holds no errors under {quantizer!r}; "
-                f"{closest(quantizer, self.quantizers)} (toolkit profile MODEL --quantizer '{quantizer}' adds them)"
+                f"{closest(quantizer, self.quantizers)} (toolkit profile MODEL --quantizer '{quantizer}' adds them; "
+                "a key leaves out options at their defaults)"
             )
         return np.array([getattr(layer.error[quantizer], measure) for layer in self.layers])
 
