@@ -17,7 +17,8 @@ demo: $(VENV)/.installed
 	$(BIN)/toolkit run studies/ranking-control --small --out $(DEMO)
 	$(BIN)/toolkit table $(DEMO)
 	@echo
-	@echo "figure: $$($(BIN)/toolkit figure $(DEMO) -o $(DEMO)/figure.png)"
+	@echo "the figure:"
+	$(BIN)/toolkit figure $(DEMO) -o $(DEMO)/figure.png
 
 test: $(VENV)/.installed-test
 	$(BIN)/python -m pytest

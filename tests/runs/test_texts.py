@@ -46,13 +46,18 @@ def test_files_give_the_same_text(tmp_path, name):
     assert document.source == name  # the folder is not part of the record
 
 
-def test_real_wikitext_rows_join_as_is_customary():
-    path = DATA / "wikitext2_raw" / "test.jsonl.gz"
-    if not path.exists():
-        pytest.skip(f"no real rows at {path}")
-    text = texts.read_text(str(path)).text
-    assert text.startswith("\n\n = Robert Boulter = \n\n\n\n\n Robert Boulter is an English film")
-    assert 1_290_000 < len(text) < 1_300_000
+def test_wikitext2_from_the_hub_is_the_official_file_and_the_committed_studys_text(monkeypatch):
+    import datasets
+
+    folder = DATA / "wikitext2_raw"
+    if not folder.exists():
+        pytest.skip(f"no real rows at {folder}")
+    rows = [json.loads(line)["text"] for line in gzip.open(folder / "test.jsonl.gz", "rt", encoding="utf-8")]
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: {"text": rows})
+    document = texts.read_text("wikitext2")
+    assert document.text == texts.read_text(str(folder / "wiki.test.raw.gz")).text
+    study = Path(__file__).parents[2] / "studies" / "ranking-control" / "results" / "reference--base" / "report.json"
+    assert document.sha256 == json.loads(study.read_text())["texts"]["wikitext2"]["sha256"]
 
 
 def test_wikitext2_out_of_reach_says_how_to_pass_a_file(monkeypatch):
@@ -62,7 +67,7 @@ def test_wikitext2_out_of_reach_says_how_to_pass_a_file(monkeypatch):
         raise ConnectionError("Couldn't reach the hub")
 
     monkeypatch.setattr(datasets, "load_dataset", offline)
-    with pytest.raises(InputError, match=r"Couldn't reach the hub.*--text wikitext2=FILE"):
+    with pytest.raises(InputError, match=r"Couldn't reach the hub.*--text wikitext2=wiki\.test\.raw"):
         texts.read_text("wikitext2")
 
 
