@@ -36,13 +36,23 @@ def _emit(record: Any, output: Path | None) -> None:
         print(f"wrote {output}", file=sys.stderr)
 
 
+def _check(output: Path | None) -> None:
+    """Refuse an output that cannot be written before long work is done for it."""
+    if output is not None:
+        from toolkit.records.io import check_output
+
+        check_output(output)
+
+
 def _pairs(items: list[str]) -> dict[str, str]:
     options: dict[str, str] = {}
     for item in items:
         key, equals, value = item.partition("=")
         if not equals or not key:
             raise InputError(f"cannot read --set {item!r}: write KEY=VALUE")
-        options[key] = value
+        if key.replace("-", "_") in options:
+            raise InputError(f"option {key!r} is set twice; give it once")
+        options[key.replace("-", "_")] = value
     return options
 
 
@@ -62,6 +72,7 @@ def profile(
     """
     from toolkit.weights.profiling import profile as measure
 
+    _check(output)
     chosen = {"quantizers": quantizer} if quantizer else {}
     _emit(measure(model, include_head=include_head, **chosen), output)
 
@@ -85,7 +96,7 @@ def select(
     from toolkit.records.selection import Selection
     from toolkit.selection.select import select as choose
 
-    options = _pairs(set_ or []) | ({"within": within} if within is not None else {})
+    options = _pairs([*(set_ or []), *([f"within={within}"] if within is not None else [])])
     matched = Selection.load(like) if like else None
     _emit(choose(selector, Profile.load(profile), budget, like=matched, seed=seed, **options), output)
 
@@ -96,8 +107,8 @@ def plan(
     protect: Annotated[Path | None, typer.Option(help="Selection file: the layers kept in 16 bit.")] = None,
     adapt: Annotated[Path | None, typer.Option(help="Selection file: the layers that get an adapter.")] = None,
     rank: Annotated[int | None, typer.Option(help="Adapter rank; without it there are no adapters.")] = None,
-    alpha: Annotated[float, typer.Option(help="Adapter alpha.")] = 16.0,
-    scaler: Annotated[str, typer.Option(help="Scaler key: lora, rslora or 'fixed(value=…)'.")] = "lora",
+    alpha: Annotated[float | None, typer.Option(help="Adapter alpha (default 16).")] = None,
+    scaler: Annotated[str | None, typer.Option(help="Scaler key: lora (default), rslora or 'fixed(value=…)'.")] = None,
     output: Output = None,
 ) -> None:
     """Write the per-layer plan: which layers stay in 16 bit, which are quantized, which get an adapter.
@@ -107,9 +118,12 @@ def plan(
     from toolkit.records.plan import Plan
     from toolkit.records.selection import Selection
 
+    of_adapters = {name: value for name, value in (("alpha", alpha), ("scaler", scaler)) if value is not None}
+    if rank is None and of_adapters:
+        raise InputError(f"--{' and --'.join(of_adapters)} without --rank: a plan without a rank has no adapters")
     protected = Selection.load(protect) if protect else None
     adapted = Selection.load(adapt) if adapt else None
-    _emit(Plan.protecting(protected, base, adapt=adapted, rank=rank, alpha=alpha, scaler=scaler), output)
+    _emit(Plan.protecting(protected, base, adapt=adapted, rank=rank, **of_adapters), output)
 
 
 Study = Annotated[Path, typer.Argument(help="A study's folder or its study.yaml.")]
@@ -154,6 +168,7 @@ def table(
     from toolkit.analysis.table import table as make
     from toolkit.records.io import atomic
 
+    _check(output)
     text = make(study, format=format, paired=paired)
     if output is None:
         print(text)
@@ -174,6 +189,7 @@ def figure(
     """
     from toolkit.analysis.figure import figure as draw
 
+    _check(output)
     print(draw(study, output))
 
 
@@ -247,4 +263,10 @@ def main(arguments: list[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of a pipe went away
         sys.stderr.close()
         return 0
+    except Exception as error:  # not foreseen: one line all the same, and the place for those who ask
+        if debug:
+            raise
+        reason = " ".join(str(error).split())[:300]
+        print(f"error: unexpected {type(error).__name__}: {reason} (--debug shows where)", file=sys.stderr)
+        return 1
     return 0

@@ -15,7 +15,7 @@ import pluggy
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from toolkit import spec
-from toolkit.errors import InputError, closest
+from toolkit.errors import InputError, RunError, ToolkitError, closest
 from toolkit.interfaces import KINDS, Component
 
 PROJECT = "toolkit"
@@ -68,7 +68,7 @@ class Registry:
                 plugin = point.load()
                 if not self.manager.is_registered(plugin):
                     self.add(plugin, f"{source}:{point.name}")
-            except Exception as error:  # the module's own, or a hook whose arguments do not exist
+            except (Exception, SystemExit) as error:  # the module's own, or a hook whose arguments do not exist
                 text = " ".join(str(error).split())
                 self._fail(source, f"module {point.value!r} does not import: {type(error).__name__}: {text}")
 
@@ -99,7 +99,7 @@ class Registry:
                 classes = list(impl.function(*([kind] if "kind" in impl.argnames else [])))
                 for cls in classes:
                     _validate(cls)
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 self._fail(source, f"{type(error).__name__}: {error}")
                 continue
             for cls in classes:
@@ -142,8 +142,17 @@ class Registry:
             return key
         name, written = spec.parse(key)
         cls = self.find(kind, name)
-        given = {**written, **{k.replace("-", "_"): v for k, v in (options or {}).items()}}
-        return cls(**_convert(cls, given))
+        added = {k.replace("-", "_"): v for k, v in (options or {}).items()}
+        if twice := sorted(written.keys() & added.keys()):
+            raise InputError(f"option {twice[0]!r} of {kind} {name!r} is set twice: in {key!r} and beside it")
+        given = written | added
+        try:
+            return cls(**_convert(cls, given))
+        except ToolkitError:
+            raise
+        except Exception as error:  # a plug-in's own mistake: an annotation without a meaning, no default
+            source = self.of_kind(kind)[name][1]
+            raise RunError(f"{kind} {name!r} from {source} cannot be made: {type(error).__name__}: {error}") from error
 
 
 def _validate(cls: Any) -> None:

@@ -40,7 +40,7 @@ def profiles(draw):
         model=draw(st.text(min_size=1, max_size=20)),
         fingerprint=draw(st.text("0123456789abcdef", min_size=64, max_size=64)),
         reference=Reference(dtype="bfloat16", lattice=draw(st.booleans()), note="as stored"),
-        blocks=draw(st.integers(0, 41)),
+        blocks=draw(st.integers(41, 99)),
         layers=[draw(rows(name)) for name in chosen],
     )
 

@@ -13,6 +13,9 @@ from toolkit.records.io import Record, Refusal
 
 UNITS = {"": 1, "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
+DIGITS = 1000
+"""Most decimal places of a fraction: exact arithmetic on 1e-99999999 would take hours."""
+
 TEXT = r"^\s*(layers|parameters|bytes)\s*=\s*[0-9.]"
 """How a budget looks as text, for the files' schemas; `Budget.parse` reads it."""
 
@@ -131,6 +134,8 @@ def _amount(unit: str, value: Any) -> Decimal | int | None:
         raise Refusal(f"budget {unit}={value!r} is no number") from None
     if not amount.is_finite() or not 0 < amount <= 1:
         raise Refusal(f"budget {unit}={value} is outside (0, 1]: it is a fraction of the {unit}")
+    if amount.as_tuple().exponent < -DIGITS:
+        raise Refusal(f"budget {unit}={value!s:.40} has more than {DIGITS} decimal places")
     text = format(amount, "f")
     return Decimal(text.rstrip("0").rstrip(".") if "." in text else text)
 

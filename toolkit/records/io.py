@@ -75,6 +75,8 @@ def atomic(path: str | os.PathLike[str]) -> Iterator[Path]:
         RunError: the disk is full or the folder cannot be written; what stood at `path` stays.
     """
     path = Path(path)
+    if path.exists() and not path.is_dir():
+        check_output(path)
     temporary = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -95,6 +97,22 @@ def atomic(path: str | os.PathLike[str]) -> Iterator[Path]:
     finally:
         if temporary is not None:
             temporary.unlink(missing_ok=True)
+
+
+def check_output(path: str | os.PathLike[str]) -> None:
+    """Refuse, before work is done for it, an output that cannot become a file.
+
+    Raises:
+        InputError: it is a folder or a device, or what should be its folder is a file.
+    """
+    path = Path(path)
+    if path.is_dir():
+        raise InputError(f"{path} is a folder; the output is a file: give its name too")
+    if path.exists() and not path.is_file():  # replacing one atomically would destroy it
+        raise InputError(f"{path} is no ordinary file, and is not replaced; leave the output out for stdout")
+    above = next((p for p in path.absolute().parents if p.exists()), None)
+    if above is not None and not above.is_dir():
+        raise InputError(f"{path} cannot be written: {above} is a file, not a folder")
 
 
 def write_json(path: str | os.PathLike[str], data: Any) -> Path:
@@ -154,6 +172,9 @@ def parse(cls: type[F], data: Any, source: str, lines: dict[tuple[Any, ...], int
         )
     if lines is None and found is None:
         raise InputError(f"{source} has no key 'schema': it is no {cls.__name__.lower()} file")
+    expected = getattr(cls.model_fields.get("kind"), "default", None)
+    if isinstance(expected, str) and data.get("kind", expected) != expected:
+        raise InputError(f"{source}: kind: found {data['kind']!r}, and a file of kind {expected!r} is asked for")
     try:
         return cls.model_validate(data)
     except ValidationError as error:

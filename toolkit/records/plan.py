@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, FiniteFloat
 
 from toolkit.errors import InputError
 from toolkit.records.io import File, Record
@@ -15,9 +16,9 @@ class Adapter(Record):
     """One adapter, x ↦ W₀x + s·BAx: rank, alpha, the scaler's key, and the s that it computed."""
 
     rank: int = Field(gt=0)
-    alpha: float
+    alpha: FiniteFloat
     scaler: str
-    scaling: float
+    scaling: FiniteFloat
 
 
 class LayerPlan(Record):
@@ -84,6 +85,8 @@ class Plan(File):
         adapter = None
         if rank is not None:
             scale = registry.make("scaler", scaler)
+            if not math.isfinite(alpha) or alpha <= 0:
+                raise InputError(f"the alpha of an adapter is {alpha}; a finite number above 0 is needed")
             adapter = Adapter(rank=rank, alpha=alpha, scaler=scale.key, scaling=scale(alpha, rank))
         protected = list(selection.layers) if selection else []
         adapted = set(adapt.layers) if adapt else None

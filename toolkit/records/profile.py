@@ -92,6 +92,20 @@ class Profile(File):
         if len(set(names)) != len(names):
             twice = next(n for n in names if names.count(n) > 1)
             raise InputError(f"layer {twice!r} stands twice in the profile")
+        for layer in self.layers:
+            where, (rows, columns) = f"layer {layer.name!r}", layer.shape
+            if rows < 1 or layer.parameters != rows * columns or layer.bytes != 2 * layer.parameters:
+                raise InputError(
+                    f"{where} of shape {rows}×{columns} has {layer.parameters:,} parameters and {layer.bytes:,} bytes: "
+                    "these do not agree (2 bytes a parameter)"
+                )
+            if layer.block is not None and not 0 <= layer.block < self.blocks:
+                raise InputError(f"{where} lies in block {layer.block}, and the profile tells of {self.blocks} blocks")
+            if layer.error.keys() != self.layers[0].error.keys():
+                raise InputError(
+                    f"{where} has errors under {', '.join(layer.error) or 'no quantizer'}, and the first layer under "
+                    f"{', '.join(self.layers[0].error) or 'none'}: all layers are measured alike"
+                )
         return self
 
     @property

@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from toolkit.errors import InputError, closest
 from toolkit.records.budget import TEXT, Budget
-from toolkit.records.io import File, Record, parse, read_yaml
+from toolkit.records.io import File, Record, digest, parse, read_yaml
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._@+-]*$"
 DEMO_MODEL = "demo"
@@ -90,7 +90,7 @@ class Study(File):
     model: str = DEMO_MODEL
     base: str = "nf4"
     protect: str = "none"
-    texts: dict[str, str] = {"python-topics": "python-topics"}
+    texts: dict[str, str] = Field(min_length=1, default={"python-topics": "python-topics"})
     tokens: int | None = Field(default=None, gt=1)
     window: int = Field(default=512, gt=1)
     batch: int = Field(default=4, gt=0, description="windows a forward pass")
@@ -170,5 +170,5 @@ def study_file(path: str | os.PathLike[str]) -> Path:
 
 
 def slug(key: str) -> str:
-    """A component key as part of a folder name: only letters, digits, dot, @, + and dash."""
-    return re.sub(r"[^A-Za-z0-9._@+]+", "-", key).strip("-")
+    """A component key as part of a folder name: only letters, digits, dot, @, + and dash; a hash where none is left."""
+    return re.sub(r"[^A-Za-z0-9._@+]+", "-", key).strip("-") or digest(key)[:8]

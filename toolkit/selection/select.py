@@ -9,7 +9,7 @@ from os import PathLike, fspath
 from random import Random
 from typing import Any
 
-from toolkit.errors import InputError, closest
+from toolkit.errors import InputError, RunError, ToolkitError, closest
 from toolkit.interfaces import Pick, RankingSelector, Selector
 from toolkit.records.budget import Budget
 from toolkit.records.profile import Profile
@@ -152,7 +152,12 @@ class _Question:
         shown = self.profile.model_copy(update={"layers": list(self.profile.layers)})
         matched = self.like.model_copy(update={"layers": list(self.like.layers)}) if self.like else None
         before = _signature(shown)
-        answers = how(self.selector, shown, self.budget, stream(key, self.seed, self.like), matched)
+        try:
+            answers = how(self.selector, shown, self.budget, stream(key, self.seed, self.like), matched)
+        except ToolkitError:
+            raise
+        except Exception as error:  # a plug-in's own mistake
+            raise RunError(f"selector {key} failed: {type(error).__name__}: {error}") from error
         if _signature(shown) != before:
             raise InputError(f"{key} changed the profile that it was given; a selector only reads it")
         if matched is not None and self.like is not None and matched.layers != self.like.layers:

@@ -129,7 +129,7 @@ def read_header(file: Path) -> dict[str, Stored]:
     try:
         header = json.loads(text)
         entries = [(n, _entry(file, e, 8 + length)) for n, e in header.items() if n != "__metadata__"]
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise InputError(f"{file} is no readable safetensors file: its header is damaged") from None
     for name, stored in entries:
         if stored.end > size:

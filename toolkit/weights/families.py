@@ -342,4 +342,10 @@ class _Reader:
         return bool(self.checkpoint.config.get("tie_word_embeddings", self.family.tied))
 
     def _count(self, keys: tuple[str, ...]) -> int | None:
-        return next((int(self.checkpoint.config[k]) for k in keys if self.checkpoint.config.get(k)), None)
+        key = next((k for k in keys if self.checkpoint.config.get(k)), None)
+        if key is None:
+            return None
+        found = self.checkpoint.config[key]
+        if isinstance(found, bool) or not isinstance(found, int):
+            raise InputError(f"{self.checkpoint.folder / 'config.json'}: {key} is {found!r}, and an integer is needed")
+        return found
