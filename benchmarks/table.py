@@ -153,7 +153,10 @@ def main() -> None:
             }
         )
         print(f"{kind:9} {given.reports:6,} reports of {size / 1000:5.1f} kB: {results[-1]['median_seconds']:6.2f} s")
-    data = {"cpu": cpu(), "python": platform.python_version(), "repeats": given.repeats, "studies": results}
+    data = {"cpu": cpu(), "python": platform.python_version(), "repeats": given.repeats}
+    if hasattr(os, "getloadavg"):  # above the number of CPUs, other work was running too
+        data["load_average"] = round(os.getloadavg()[1], 2)
+    data["studies"] = results
     out = HERE / "results" / "table.json"
     out.parent.mkdir(exist_ok=True)
     out.write_text(json.dumps(data, indent=1) + "\n")
