@@ -51,6 +51,15 @@ class Progress:
             return
         now = time.monotonic()
         if self._shown and (now - self._spoken >= EVERY or self.done == self.total):
-            left = (now - self._started) / max(self.done, 1) * (self.total - self.done)
-            print(f"{description}: {self.done} of {self.total}, {left:.0f} s left", file=sys.stderr, flush=True)
+            seconds = now - self._started
+            left = f", {spell(seconds / self.done * (self.total - self.done))} left" if self.done else ""
+            print(f"{description}: {self.done} of {self.total}{left}", file=sys.stderr, flush=True)
             self._spoken = now
+
+
+def spell(seconds: float) -> str:
+    """A duration in the two units that matter: `40 s`, `12 min`, `3 h 05 min`."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60:02} min"

@@ -1,0 +1,49 @@
+"""Progress where stderr is no terminal: lines that a log can keep, and no estimate from nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from toolkit.runs import progress
+from toolkit.runs.progress import Progress, spell
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that a test moves by hand."""
+
+    class Clock:
+        now = 100.0
+
+    monkeypatch.setattr(progress.time, "monotonic", lambda: Clock.now)
+    return Clock
+
+
+def test_no_time_is_promised_before_a_step_is_done(clock, capsys):
+    with Progress(25) as bar:
+        clock.now += 150
+        bar.step("loading", 0)
+        assert capsys.readouterr().err == "loading: 0 of 25\n"
+        clock.now += 50
+        bar.step("first")
+        assert capsys.readouterr().err == "first: 1 of 25, 80 min left\n"
+
+
+def test_a_line_every_half_minute_and_the_last_one(clock, capsys):
+    with Progress(3) as bar:
+        clock.now += progress.EVERY - 1
+        bar.step("a")
+        assert capsys.readouterr().err == ""
+        clock.now += 1
+        bar.step("a")
+        assert capsys.readouterr().err == "a: 2 of 3, 15 s left\n"
+        bar.step("b")
+        assert capsys.readouterr().err == "b: 3 of 3, 0 s left\n"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0 s"), (89, "89 s"), (90, "2 min"), (3826, "64 min"), (5399, "1 h 30 min"), (7765, "2 h 09 min")],
+)
+def test_durations_are_read_at_a_glance(seconds, text):
+    assert spell(seconds) == text
