@@ -81,8 +81,11 @@ def test_nothing_there(tmp_path, builder):
     with pytest.raises(InputError, match="no study or results folder at"):
         reports.read(tmp_path / "nothing")
     (tmp_path / "ranking").mkdir()
-    with pytest.raises(InputError, match="did you mean 'ranking'"):
+    (tmp_path / "rankin.txt").touch()
+    with pytest.raises(InputError, match=r"did you mean 'ranking'\?"):  # a file is no results folder
         reports.read(tmp_path / "rankin")
+    with pytest.raises(InputError, match=r"`toolkit run STUDY --out .*results` makes"):
+        reports.read(tmp_path / "results")
     with pytest.raises(InputError, match="no run has left a report"):
         reports.read(tmp_path / "ranking")
     made = builder(draws=2, form="small")

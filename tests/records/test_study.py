@@ -1,5 +1,7 @@
 """Study files: read with their lines, small forms, and what is refused."""
 
+from pathlib import Path
+
 import pytest
 import yaml
 
@@ -127,14 +129,44 @@ def test_files_that_hold_no_study(write, text, message):
         Study.read(write(text))
 
 
-def test_a_study_that_is_not_there(tmp_path):
+def test_a_study_that_is_not_there(tmp_path, monkeypatch):
     (tmp_path / "ranking-control").mkdir()
     (tmp_path / "ranking-control" / "study.yaml").write_text(TEXT)
-    with pytest.raises(InputError, match="did you mean 'ranking-control'"):
+    with pytest.raises(InputError, match=r"did you mean '.*ranking-control'"):
         study_file(tmp_path / "ranking-contrl")
+    with pytest.raises(InputError, match=r"there are '.*ranking-control'"):
+        study_file(tmp_path / "something-else")
+    (tmp_path / "here" / "studies").mkdir(parents=True)
+    (tmp_path / "ranking-control").rename(tmp_path / "here" / "studies" / "ranking-control")
+    monkeypatch.chdir(tmp_path / "here")
+    with pytest.raises(InputError, match="did you mean 'studies/ranking-control'"):
+        study_file("ranking-control")  # named without the folder that it lies in
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match=r"empty/study\.yaml does not exist"):
         study_file(tmp_path / "empty")
+    with pytest.raises(InputError, match=r"no folder in .*empty holds a study\.yaml"):
+        study_file(tmp_path / "empty" / "gone")
+
+
+def test_what_lies_beside_a_study_is_found_from_any_folder(write, tmp_path, monkeypatch):
+    home = write(
+        TEXT + "  texts: {b: b.txt}\nmodel: models/mine\n"
+        "texts: {a: a.txt, c: gone.txt, topics: python-topics, all: ~/x.txt}\n"
+    )
+    (home / "models" / "mine").mkdir(parents=True)
+    for name in ("a.txt", "b.txt", "python-topics"):
+        (home / name).touch()
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    study = Study.read(Path("..") / "study.yaml")
+    assert study.model == "../models/mine"
+    assert study.texts == {"a": "../a.txt", "c": "gone.txt", "topics": "python-topics", "all": "~/x.txt"}
+    assert Study.read("..", small=True).texts == {"b": "../b.txt"}
+    assert Study.read("..", model="models/mine").model == "models/mine"  # what a caller says is the caller's
+    monkeypatch.chdir(home)
+    assert Study.read("study.yaml").model == "models/mine"
+    (home / "demo").mkdir()
+    assert Study.read(write(TEXT)).model == "demo"
 
 
 def test_labels_are_fit_for_folders():

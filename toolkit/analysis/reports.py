@@ -77,9 +77,7 @@ def locate(study: str | os.PathLike[str]) -> Path:
     """
     path = Path(study)
     if not path.exists():
-        near = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
-        hint = closest(path.name, near) if near else f"there is no folder {path.parent} either"
-        raise InputError(f"no study or results folder at {path}; {hint}")
+        raise InputError(f"no study or results folder at {path}; {_elsewhere(path)}")
     folder = path.parent if path.is_file() else path
     for candidate in (folder / "results", folder):
         if candidate.is_dir() and any(candidate.glob(f"*/{REPORT}")):
@@ -87,6 +85,14 @@ def locate(study: str | os.PathLike[str]) -> Path:
     others = sorted({str(found.parent.parent) for found in folder.glob(f"results*/*/{REPORT}")})
     hint = f"there are some in {', '.join(others)}" if others else f"`toolkit run {study}` makes them"
     raise InputError(f"no run has left a report in {folder / 'results'} or {folder}; {hint}")
+
+
+def _elsewhere(path: Path) -> str:
+    """What to do about a folder that is not there: the closest names of those that are, or make it."""
+    if not path.parent.is_dir():
+        return f"there is no folder {path.parent} either"
+    hint = closest(path.name, [p.name for p in path.parent.iterdir() if p.is_dir() or p.suffix == ".yaml"])
+    return hint if hint.startswith("did you mean") else f"`toolkit run STUDY --out {path}` makes results there"
 
 
 def declared(folder: Path, given: str | os.PathLike[str], small: bool) -> Study:

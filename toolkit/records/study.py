@@ -134,11 +134,14 @@ class Study(File):
     def read(cls, path: str | os.PathLike[str], small: bool = False, **changes: Any) -> Study:
         """A study from its folder or its `study.yaml`; with `small`, its small form; `changes` replace fields.
 
+        A model's folder and a text's file are looked for beside the study first, so that it runs from any folder.
+
         Raises:
             InputError: no such study, an unknown key or a wrong type (with line), or no small form.
         """
         file = study_file(path)
         data, lines = read_yaml(file)
+        data = _beside(data, file.parent)
         study = parse(cls, data, str(file), lines)
         data = study.to_json()
         reduction = data.pop("small", None) or {}
@@ -159,14 +162,42 @@ class Study(File):
         return control.like or [a.label for a in self.arms]
 
 
+def _beside(data: Any, home: Path) -> Any:
+    """A study's plain data, with the model and the texts that lie beside it as paths from here."""
+    if not isinstance(data, dict):
+        return data
+    found = dict(data)
+    model, texts = data.get("model"), data.get("texts")
+    if isinstance(model, str) and model not in ("", DEMO_MODEL) and os.path.exists(home / model):
+        found["model"] = str(home / model)
+    if isinstance(texts, dict):
+        files = {name: home / text for name, text in texts.items() if isinstance(text, str) and Path(text).suffix}
+        found["texts"] = texts | {name: str(path) for name, path in files.items() if os.path.exists(path)}
+    if "small" in data:
+        found["small"] = _beside(data["small"], home)
+    return found
+
+
 def study_file(path: str | os.PathLike[str]) -> Path:
     """The `study.yaml` of a folder, or the file itself."""
     path = Path(path)
     file = path / "study.yaml" if path.is_dir() else path
     if not file.exists():
-        near = closest(path.name, [p.parent.name for p in path.parent.glob("*/study.yaml")])
-        raise InputError(f"no study at {path}" + (f": {file} does not exist" if path.is_dir() else f"; {near}"))
+        raise InputError(f"no study at {path}: " + (f"{file} does not exist" if path.is_dir() else _studies(path)))
     return file
+
+
+def _studies(path: Path) -> str:
+    """The studies that a wrong path may have meant: beside it, or one folder further down."""
+    found = {p.parent.name: p.parent for deep in ("*/*", "*") for p in path.parent.glob(f"{deep}/study.yaml")}
+    if not found:
+        return f"no folder in {path.parent} holds a study.yaml"
+    near = closest(path.name, found)
+    if not near.startswith("did you mean"):
+        near = "there are " + ", ".join(repr(name) for name in sorted(found))
+    for name, folder in found.items():
+        near = near.replace(repr(name), repr(str(folder)))
+    return near
 
 
 def slug(key: str) -> str:
