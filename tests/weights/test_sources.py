@@ -71,6 +71,13 @@ def test_hub_ids_are_asked_of_the_hub(model, requests):
     assert requests == [(model, "config.json")]
 
 
+@pytest.mark.parametrize(("model", "meant"), [("demoo", "demo"), ("lama-1b", "llama-1b")])
+def test_an_unreachable_hub_leaves_room_for_a_slip(here, requests, model, meant):
+    (here / "llama-1b").mkdir()
+    with pytest.raises(InputError, match=rf"there is no '{model}' here; .*; did you mean '{meant}'\?"):
+        sources.resolve(model)
+
+
 def test_what_exists_here_is_local(here, requests, llama_folder):
     (here / "gpt2").mkdir()
     shutil.copytree(llama_folder, here / "org" / "name")

@@ -111,17 +111,24 @@ def _fetch(model: str) -> Source:
             for shard in sorted(set(shards)):
                 fetch(shard)
     except LocalEntryNotFoundError as error:
-        raise InputError(f"{model} is not in the hub's cache and the hub cannot be reached: {_first(error)}") from None
+        raise InputError(
+            f"there is no {model!r} here; {model} is not in the hub's cache and the hub cannot be reached: "
+            f"{_first(error)}{_meant(model)}"
+        ) from None
     except EntryNotFoundError as error:
         raise InputError(
             f"{model} has no {CONFIG} with safetensors weights on the hub ({_first(error)}); pickle checkpoints "
             "are refused, because reading one can run any code"
         ) from None
     except (HfHubHTTPError, HFValidationError, OSError) as error:
-        near = closest(model, [DEMO_MODEL])
-        hint = f"; {near}" if near.startswith("did you mean") else ""
-        raise InputError(f"no model {model!r} here or on the hub: {_first(error)}{hint}") from None
+        raise InputError(f"no model {model!r} here or on the hub: {_first(error)}{_meant(model)}") from None
     return Source(folder, model, hub=True)
+
+
+def _meant(model: str) -> str:
+    """The demo model or the folder here whose name is close to one that was not found."""
+    near = closest(model, [DEMO_MODEL, *(p.name for p in Path().iterdir() if p.is_dir())])
+    return f"; {near}" if near.startswith("did you mean") else ""
 
 
 def _first(error: Exception) -> str:
