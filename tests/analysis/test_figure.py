@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from toolkit.analysis import reports
-from toolkit.analysis.figure import figure
+from toolkit.analysis.figure import LABEL, _apart, figure
 from toolkit.errors import InputError, RunError
 
 CASES = {
@@ -62,6 +62,16 @@ def test_no_text_overlaps_and_none_is_cut_off(builder, drawn, tmp_path, case):
         assert not box.shrunk(1, 0.9).overlaps(other.shrunk(1, 0.9)), f"{a!r} overlaps {b!r}"
     panels = [axes for axes in picture.axes if axes.axison]
     assert len(panels) == len(made.study.budgets) * len(made.study.texts)
+
+
+@pytest.mark.parametrize("low", [0.0, 0.02, 0.3, 0.45, 0.7, 0.98])
+@pytest.mark.parametrize("apart", [0.0, 0.005, 0.1, 0.4, 1.0])
+def test_labels_of_near_references_stand_apart(low, apart):
+    marks = {"base": low, "16-bit": min(low + apart, 1.0)}  # the base run may be the better one
+    places = _apart(marks)
+    (a, b) = sorted((x - LABEL, x) if side == "right" else (x, x + LABEL) for x, side in places.values())
+    assert a[1] <= b[0] + 1e-9 and a[0] >= -0.02 and b[1] <= 1.02
+    assert places["base"][0] <= places["16-bit"][0] or apart > LABEL
 
 
 def test_points_are_the_draws_and_marks_the_arms(builder, drawn, tmp_path):

@@ -26,6 +26,7 @@ MARKERS = ("^", "v", "D", "s", "o", "P", "X")
 LINES = {"16-bit": "-", "base": "--"}
 DRAW, FAINT, INK = "#5F5F5F", "#A3A3A3", "#222222"
 PANEL, ROW, OVERVIEW = 4.3, 0.62, 0.34  # inches: width of a panel, height of a strip and of the overview
+LABEL, GAP = 0.22, 0.008  # parts of the overview's width: room for a reference's label, and half the space between two
 
 
 def figure(study: str | os.PathLike[str], out: str | os.PathLike[str]) -> Path:
@@ -202,12 +203,36 @@ def _overview(axes: Axes, data: dict[str, Any], text: str, limits: tuple[float, 
     axes.axvspan(*limits, ymin=0.08, ymax=0.42, color="#999999", alpha=0.45, linewidth=0)
     for kind, value in lines.items():
         axes.plot([value, value], [0.0, 0.5], color=INK, linewidth=1.4, linestyle=LINES[kind])
-        right = value > (low + high) / 2
-        axes.text(
-            value, 0.58, f"{kind} {value:.4f}", fontsize=7, ha="right" if right else "left", va="bottom", color=INK
-        )
+    starts = _apart({kind: (value - low + 0.02 * span) / (1.04 * span) for kind, value in lines.items()})
+    for kind, (place, side) in starts.items():
+        label = f"{kind} {lines[kind]:.4f}"
+        axes.text(place, 0.58, label, transform=axes.transAxes, fontsize=7, ha=side, va="bottom", color=INK)
     axes.set_axis_off()
     axes.set_title(title, fontsize=9, color=INK, pad=5)
+
+
+def _apart(marks: dict[str, float]) -> dict[str, tuple[float, str]]:
+    """Where two marks' labels stand: towards the middle; where they would meet, back to back at their marks.
+
+    Args:
+        marks: label → its mark's place, as a fraction of the width.
+
+    Returns:
+        label → its anchor, and the side of it that stands there.
+    """
+    first, *rest = sorted(marks, key=marks.__getitem__)
+    places = {kind: (at, "right" if at > 0.5 else "left") for kind, at in marks.items()}
+    if not rest:
+        return places
+    (second,) = rest
+    ends = [marks[first] + LABEL * (places[first][1] == "left"), marks[second] - LABEL * (places[second][1] == "right")]
+    if ends[0] <= ends[1]:
+        return places
+    middle = min(max((marks[first] + marks[second]) / 2, LABEL), 1 - LABEL)
+    return {
+        first: (max(min(marks[first], middle), LABEL) - GAP, "right"),
+        second: (min(max(marks[second], middle), 1 - LABEL) + GAP, "left"),
+    }
 
 
 def _verdict(item: dict[str, Any], text: str) -> str:
