@@ -116,6 +116,19 @@ def test_a_missing_budget(tiny):
     assert tk.select("all", tiny, "layers=0.2").budget is None  # it has none, and none is recorded
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"budget": 0.2}, r"budget is 0\.2 \(float\), and a Budget, such as layers=0\.2"),
+        ({"profile": "org/name"}, r"profile is 'org/name' \(str\), and a Profile, such as tk\.profile"),
+        ({"like": ["a"]}, r"like is \['a'\] \(list\), and a Selection is asked for"),
+    ],
+)
+def test_arguments_of_another_type(tiny, given, message):
+    with pytest.raises(tk.InputError, match=message):
+        tk.select(**{"selector": "top-error", "profile": tiny, "budget": "layers=0.5"} | given)
+
+
 def test_a_budget_that_selects_nothing(tiny):
     with pytest.raises(tk.InputError, match=r"smallest layer, .*attn\.k, costs 16 bytes"):
         tk.select("top-error", tiny, tk.Budget(bytes=8))

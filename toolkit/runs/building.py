@@ -46,6 +46,10 @@ def build(
     from toolkit.runs.audit import audit
     from toolkit.runs.models import cast, choose_device, compute_dtype, load_model, skeleton
 
+    if not isinstance(plan, Plan):
+        raise InputError(
+            f"plan is {plan!r:.60} ({type(plan).__name__}), and a Plan is asked for, as Plan.protecting(selection)"
+        )
     flow = checked(plan)
     if isinstance(model, nn.Module):
         where = None if device is None else choose_device(device)

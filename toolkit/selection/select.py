@@ -103,6 +103,11 @@ class _Question:
     ) -> None:
         if isinstance(selector, Selector) and options:
             raise InputError(f"options {', '.join(options)} beside a ready selector: set them when making it")
+        _expect("profile", profile, Profile)
+        if budget is not None:
+            _expect("budget", budget, Budget, str)
+        if like is not None:
+            _expect("like", like, Selection)
         self.selector: Selector = registry.make("selector", selector, options)
         self.profile, self.like, self.seed = profile, like, seed
         self.budget = Budget.parse(budget) if isinstance(budget, str) else budget
@@ -215,6 +220,14 @@ class _Question:
             inclusion=list(pick.inclusion) if pick.inclusion is not None else None,
             single_total=pick.single_total,
         )
+
+
+def _expect(what: str, given: Any, *kinds: type) -> None:
+    """Refuse an argument of another type, such as a bare number as the budget or a file's name as the profile."""
+    if not isinstance(given, kinds):
+        hint = {"budget": "layers=0.2, parameters=0.1 or bytes=512MiB", "profile": "tk.profile(MODEL)"}
+        asked = f"a {kinds[0].__name__}" + (f", such as {hint[what]}," if what in hint else "")
+        raise InputError(f"{what} is {given!r:.60} ({type(given).__name__}), and {asked} is asked for")
 
 
 def _indexes(layers: Sequence[str], at: dict[str, int], key: str, model: str) -> list[int]:
