@@ -171,6 +171,14 @@ def selection(**changes):
     return Selection(**data | {"of": {"layers": 4, "parameters": 12, "bytes": 24}} | changes)
 
 
+def test_records_are_shown_in_one_line():
+    chosen = selection(layers=["a"], selector="top", seed=3)
+    assert repr(chosen).startswith("Selection(selector='top', budget=None, seed=3, model=")
+    assert "layers=1" in repr(chosen) and "'a'" not in repr(chosen)
+    shown = f"Profile(model='m', fingerprint='{'f' * 12}', layers=3, parameters=18, quantizers=[])"
+    assert repr(small(blocks=3)) == shown
+
+
 def test_a_selection_knows_its_set_and_share():
     assert selection().share == 0.25
     assert selection().layers_hash == selection(seed=3, selector="t").layers_hash

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Iterator
+from typing import Any, Literal
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -130,6 +131,14 @@ class Profile(File):
 
     def __len__(self) -> int:
         return len(self.layers)
+
+    def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
+        """What tells one profile from another, in one line: not its hundreds of rows."""
+        yield "model", self.model
+        yield "fingerprint", self.fingerprint[:12]
+        yield "layers", len(self)
+        yield "parameters", self.parameters
+        yield "quantizers", self.quantizers
 
     def __getitem__(self, column: str) -> np.ndarray:
         if column.startswith("error."):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
@@ -50,6 +51,16 @@ class Selection(File):
     feasible_subsets: int | None = None
     inclusion: list[float] | None = None
     single_total: bool | None = None
+
+    def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
+        """What tells one selection from another, in one line: not its layers one by one."""
+        yield "selector", self.selector
+        yield "budget", self.budget and str(self.budget)
+        yield "seed", self.seed
+        yield "model", self.model
+        yield "layers", len(self.layers)
+        yield "parameters", self.parameters
+        yield "matched_to", self.matched_to and self.matched_to.selector
 
     @model_validator(mode="after")
     def _distinct(self) -> Selection:
