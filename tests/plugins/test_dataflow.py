@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import nn
@@ -212,6 +215,17 @@ def test_compute_dtype_of_a_protected_layer():
 
 
 # refusals and the audit
+
+
+def test_what_is_no_plan_is_refused():
+    with pytest.raises(InputError, match=r"plan is 'nf4' \(str\), and a Plan is asked for"):
+        build(make(), "nf4")
+
+
+def test_building_says_nothing_of_kernels_that_it_does_not_use():
+    script = "import toolkit as tk; tk.quantizer('nf4'); import bitsandbytes"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert "kernels" not in done.stdout + done.stderr
 
 
 def test_unknown_layer_names_the_closest():

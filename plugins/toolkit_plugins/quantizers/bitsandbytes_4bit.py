@@ -11,6 +11,7 @@ the device and the number of threads, so that its last bit, in bitsandbytes as h
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Mapping
 from typing import ClassVar
 
@@ -27,6 +28,9 @@ GROUP = 256
 FLOOR = 1e-38
 """No maximum is divided by below this (bitsandbytes' own floor): a block of zeros stays zero."""
 TABLE = 65536
+
+# Said on import about a kernel that `linear` switches off: it reads like a failure, and nothing has failed.
+logging.getLogger("bitsandbytes.backends.cpu.ops").addFilter(lambda record: "gemm_4bit_forward" not in str(record.msg))
 
 
 class BitsAndBytes4Bit(CodebookQuantizer):
