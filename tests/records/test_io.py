@@ -193,6 +193,11 @@ def test_records_cannot_be_changed():
     [
         ("a: [1", "is not YAML"),
         ("a: &a [*a]", "contains itself"),
+        (
+            "a0: &a0 [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]\n"
+            + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 12)),
+            "more than 100,000 values",
+        ),
         ("a: 1\n---\nb: 2\n", "is not YAML"),
         ("a: !!python/object/apply:os.system [ls]", "is not YAML"),
         ("a: 1\nb: {c: 1, c: 2}\n", r":2: key 'b\.c' stands twice \(also in line 2\)"),

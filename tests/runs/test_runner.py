@@ -445,3 +445,12 @@ def test_a_gpu_gives_nearly_the_same_losses(whole, study):
         if report["role"] == "arm":
             expected = facts(whole)[name]["scores"]["letters"]["loss"]
             assert report["scores"]["letters"]["loss"] == pytest.approx(expected, abs=2e-3)
+
+
+def test_a_profile_with_a_row_taken_out_is_refused(whole, study, tmp_path):
+    data = json.loads((whole / "profile.json").read_text())
+    del data["layers"][3]
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "profile.json").write_text(json.dumps(data))
+    with pytest.raises(InputError, match=r"profile\.json lists 20 layers, and the model has 21"):
+        run(study(), out=tmp_path / "out", device="cpu", progress=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 import os
 import tempfile
@@ -20,6 +21,9 @@ from toolkit.errors import InputError, RunError, closest
 
 class Refusal(InputError, ValueError):
     """A record's own check of one of its parts; inside a file, the message also names the place."""
+
+MOST_VALUES = 100_000
+"""Values that a YAML file may hold: aliases of aliases multiply, and would keep a reader busy for hours."""
 
 
 class Record(BaseModel):
@@ -232,8 +236,10 @@ def read_yaml(path: str | os.PathLike[str]) -> tuple[Any, dict[tuple[Any, ...], 
     except ValueError as error:  # a date such as 2026-02-30, a number of thousands of digits
         raise InputError(f"{path} holds a value that cannot be read: {error}") from None
     try:
+        places = list(itertools.islice(_lines(node, ()), MOST_VALUES + 1))
+        if len(places) > MOST_VALUES:
+            raise InputError(f"{path} holds more than {MOST_VALUES:,} values once its aliases are written out")
         _check_keys(node, str(path))
-        places = list(_lines(node, ()))
     except RecursionError:
         raise InputError(f"{path} holds a value that contains itself") from None
     lines: dict[tuple[Any, ...], int] = {}

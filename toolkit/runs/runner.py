@@ -228,6 +228,7 @@ class _Runner:
                     partial[run.name].remove()
 
     def _load(self) -> None:
+        from toolkit.weights.layers import layers_of
         from toolkit.weights.profiling import fingerprint_of
 
         model = load_model(self.study.model, device="cpu")
@@ -236,6 +237,12 @@ class _Runner:
             raise RunError(
                 f"the model that transformers builds from {self.study.model} has other weights ({found[:12]}) than its "
                 f"files ({self.profile.fingerprint[:12]})"
+            )
+        names = [layer.name for layer in layers_of(model)]
+        if names != self.profile.names:
+            raise InputError(
+                f"{self.folder / results.PROFILE} lists {len(self.profile)} layers, and the model has {len(names)} "
+                "(or others): remove that file to have it made anew"
             )
         self.sweep = Sweep(
             model.to(self.device),
