@@ -22,6 +22,7 @@ from toolkit.errors import InputError, RunError, closest
 class Refusal(InputError, ValueError):
     """A record's own check of one of its parts; inside a file, the message also names the place."""
 
+
 MOST_VALUES = 100_000
 """Values that a YAML file may hold: aliases of aliases multiply, and would keep a reader busy for hours."""
 
