@@ -299,6 +299,11 @@ def test_what_the_record_takes_is_read(builder):
     change(before.path, lambda d: d["draws"][1].update(parameters=str(d["draws"][1]["parameters"])))
     after = reports.read(made.folder).controls["layers=0.1", "top-error", "matched"]
     assert after.draws.parameters.tolist() == before.draws.parameters.tolist()
+    change(before.path, lambda d: d["draws"][1].update(mask="0x00" + d["draws"][1]["mask"][2:].upper()))
+    assert reports.read(made.folder).controls["layers=0.1", "top-error", "matched"].draws.sets == before.draws.sets
+    change(before.path, lambda d: d["draws"][2].update(mask=d["draws"][1]["mask"].lower().replace("0x00", "0x")))
+    with pytest.raises(InputError, match="drawn twice"):
+        reports.read(made.folder)
 
 
 def test_what_is_read_is_the_records(whole):
@@ -321,8 +326,8 @@ def test_what_is_read_is_the_records(whole):
 
 def same(first, second):
     """Whether two answers of `read_reports` tell of the same runs."""
-    return [(c, r.path, r.name, r.scores, r.draws and r.draws.sets) for c, r in first] == [
-        (c, r.path, r.name, r.scores, r.draws and r.draws.sets) for c, r in second
+    return [(c, r.path, r.name, r.scores, r.draws and r.draws.masks) for c, r in first] == [
+        (c, r.path, r.name, r.scores, r.draws and r.draws.masks) for c, r in second
     ]
 
 

@@ -7,7 +7,10 @@ statistics that need them (`toolkit.analysis.windows`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+import re
+from array import array
+from collections.abc import Iterable
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
@@ -24,9 +27,7 @@ from toolkit.records.report import Draw, Law, Report, Rows, Score, Text
 from toolkit.records.selection import Selection
 
 OUTCOMES = ("loss", "kl", "agreement")
-NUMBERS = ("layers", "parameters", "bytes")
-_score = itemgetter(*Score.model_fields)
-_draw = itemgetter("mask", *NUMBERS, "mismatch", "scores", "index")
+MASKS = re.compile(r"0x(?:0|[1-9a-f][0-9a-f]*)(?: 0x(?:0|[1-9a-f][0-9a-f]*))*")
 
 
 @dataclass(frozen=True)
@@ -34,13 +35,14 @@ class Draws:
     """The draws of one control, as columns.
 
     Attributes:
-        sets: the sets of layers, as bit masks: bit i is the profile's layer i.
+        masks: the sets of layers as `hex` writes them, with a space between two: one text, because there may be
+            millions. Bit i is the profile's layer i.
         layers, parameters, bytes: totals of each draw, int64.
         mismatch: (reached − target)/target, signed, float64.
         outcomes: text → outcome (`loss` and `kl` in nats a token, `agreement` as a share) → float64 values.
     """
 
-    sets: tuple[int, ...]
+    masks: str
     layers: np.ndarray
     parameters: np.ndarray
     bytes: np.ndarray
@@ -48,7 +50,12 @@ class Draws:
     outcomes: dict[str, dict[str, np.ndarray]]
 
     def __len__(self) -> int:
-        return len(self.sets)
+        return len(self.layers)
+
+    @property
+    def sets(self) -> list[int]:
+        """The sets of layers as bit masks."""
+        return [int(mask, 16) for mask in self.masks.split()]
 
 
 @dataclass(frozen=True)
@@ -104,7 +111,7 @@ def read_report(path: Path) -> tuple[Common, Run]:
             raise ValueError("another schema version")
         head = Head.model_validate(data)
         columns = _columns(head.draws, list(head.texts))
-    except (ValidationError, InputError, ValueError, LookupError, TypeError, AttributeError):
+    except (ValidationError, InputError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError):
         # the slow way says what is wrong
         head, columns = _explained(path)
     common = Common(
@@ -138,36 +145,41 @@ def _columns(draws: list[dict[str, Any]], texts: list[str]) -> Draws | None:
     """The draws as columns.
 
     Raises:
-        ValueError, KeyError, TypeError: a key is missing or unknown, or a value is no number of its kind.
+        ValueError, KeyError, TypeError, OverflowError: a key is missing or unknown, or a value is no number of
+            its kind.
     """
     if not draws:
         return None
-    if any(len(draw) != len(Draw.model_fields) for draw in draws):
+    if sum(map(len, draws)) != len(draws) * len(Draw.model_fields):
         raise ValueError("a draw has other keys")
-    masks, *totals, mismatch, scores, _ = zip(*map(_draw, draws), strict=True)
+    scores = [draw["scores"] for draw in draws]
+    if sum(map(len, scores)) != len(draws) * len(texts):
+        raise ValueError("a draw has a score on another text")
     outcomes: dict[str, dict[str, np.ndarray]] = {}
     for text in texts:
         of_text = [score[text] for score in scores]
-        if any(len(score) != len(Score.model_fields) for score in of_text):
+        if sum(map(len, of_text)) != len(draws) * len(Score.model_fields):
             raise ValueError("a score has other keys")
-        columns = dict(zip(Score.model_fields, zip(*map(_score, of_text), strict=True), strict=True))
-        outcomes[text] = {name: _numbers(columns[name], "fiu") for name in OUTCOMES}
-    if any(len(score) != len(texts) for score in scores):
-        raise ValueError("a draw has a score on another text")
+        outcomes[text] = {name: _numbers([score[name] for score in of_text]) for name in OUTCOMES}
+    masks = " ".join([draw["mask"] for draw in draws])
+    if not MASKS.fullmatch(masks):  # written by hand: a zero in front, a capital letter
+        masks = " ".join(hex(int(draw["mask"], 16)) for draw in draws)
     return Draws(
-        sets=tuple([int(mask, 16) for mask in masks]),
-        mismatch=_numbers(mismatch, "fiu"),
+        masks=masks,
+        layers=_numbers([draw["layers"] for draw in draws], "q"),
+        parameters=_numbers([draw["parameters"] for draw in draws], "q"),
+        bytes=_numbers([draw["bytes"] for draw in draws], "q"),
+        mismatch=_numbers([draw["mismatch"] for draw in draws]),
         outcomes=outcomes,
-        **{name: _numbers(values, "iu") for name, values in zip(NUMBERS, totals, strict=True)},
     )
 
 
-def _numbers(values: Sequence[Any], kinds: str) -> np.ndarray:
-    """Numbers of these kinds (of numpy's dtypes), all finite."""
-    array = np.array(values)
-    if array.dtype.kind not in kinds or not np.isfinite(array).all():
-        raise ValueError("a value is no finite number of its kind")
-    return array.astype(np.float64 if "f" in kinds else np.int64)
+def _numbers(values: list[Any], code: str = "d") -> np.ndarray:
+    """Finite numbers as an array, float64 or (code "q") int64; `array` takes no text and rounds no fraction."""
+    numbers = array(code, values)
+    if not math.isfinite(sum(numbers)):
+        raise ValueError("a value is no finite number")
+    return np.frombuffer(numbers, dtype=np.float64 if code == "d" else np.int64)
 
 
 def _run(report: Report, columns: Draws | None, path: Path) -> Run:

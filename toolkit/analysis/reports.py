@@ -215,26 +215,26 @@ def _group(runs: list[Run]) -> dict[str, Any]:
 def _joined(group: list[Run]) -> Run:
     """One control from the reports that share its draws, no set counted twice."""
     first = group[0]
-    seen: dict[int, Path] = {}
+    seen: set[str] = set()
     for run in group:
         if run.law != first.law:
             raise InputError(
                 f"{first.path} and {run.path} hold draws of one control under different laws; they are not put together"
             )
         assert run.draws is not None
-        sets = run.draws.sets
-        twice = next((value for value in sets if value in seen), None) if not seen.keys().isdisjoint(sets) else None
-        if twice is not None or len(set(sets)) < len(sets):
-            other = seen.get(twice, run.path) if twice is not None else run.path
+        masks = run.draws.masks.split(" ")
+        before = len(seen)
+        seen.update(masks)
+        if len(seen) < before + len(masks):
             raise InputError(
-                f"{run.path}: a set of layers is drawn twice (also in {other}); the draws of a control are distinct"
+                f"{run.path}: a set of layers is drawn twice, there or in an earlier report of the same control; the "
+                "draws of a control are distinct"
             )
-        seen.update(dict.fromkeys(sets, run.path))
     if len(group) == 1:
         return first
     draws = [run.draws for run in group if run.draws is not None]
     together = Draws(
-        sets=tuple(s for d in draws for s in d.sets),
+        masks=" ".join(d.masks for d in draws),
         layers=np.concatenate([d.layers for d in draws]),
         parameters=np.concatenate([d.parameters for d in draws]),
         bytes=np.concatenate([d.bytes for d in draws]),
