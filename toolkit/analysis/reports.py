@@ -129,14 +129,7 @@ def read(study: str | os.PathLike[str]) -> Results:
     """
     folder = locate(study)
     paths = sorted(folder.glob(f"*/{REPORT}"))
-    layers: dict[tuple[str, ...], tuple[str, ...]] = {}
-    commons: list[Common] = []
-    runs: list[Run] = []
-    for common, run in read_reports(paths):
-        if run.layers is not None:  # one copy of the names for all reports
-            run = replace(run, layers=layers.setdefault(run.layers, run.layers))
-        commons.append(common)
-        runs.append(run)
+    commons, runs = map(list, zip(*read_reports(paths), strict=True))
     _agree(paths, commons)
     _same(paths, [r.layers for r in runs], "layers", lambda v: f"{len(v)} layers")
     common = commons[0]
@@ -153,7 +146,7 @@ def read(study: str | os.PathLike[str]) -> Results:
         reference=common.reference,
         settings=common.settings,
         texts=dict(sorted(common.texts, key=lambda item: order.index(item[0]) if item[0] in order else len(order))),
-        layers=next(iter(layers), None),
+        layers=next((run.layers for run in runs if run.layers is not None), None),
         count=len(runs),
         **_group(runs),
     )

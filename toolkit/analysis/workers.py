@@ -13,6 +13,7 @@ import pickle
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
@@ -58,11 +59,13 @@ def answer() -> None:
 
 
 def _read(paths: list[Path]) -> Answer:
-    seen: dict[Common, Common] = {}
+    commons: dict[Common, Common] = {}
+    layers: dict[tuple[str, ...] | None, tuple[str, ...] | None] = {}
     found = []
     for path in paths:
-        common, run = read_report(path)
-        found.append((seen.setdefault(common, common), run))
+        common, run = read_report(path)  # of what all reports repeat, one copy is kept
+        run = replace(run, layers=layers.setdefault(run.layers, run.layers))
+        found.append((commons.setdefault(common, common), run))
     return found
 
 
