@@ -78,13 +78,15 @@ class Scaler(Component):
 class Errors:
     """What quantization does to one weight, E = W − Ŵ, all in float64 sums over float32 values.
 
-    mse = ‖E‖²/n, mae = Σ|E|/n, relative = ‖E‖_F/‖W‖_F (0 for a zero weight), max = max|E|.
+    mse = ‖E‖²/n, mae = Σ|E|/n, relative = ‖E‖_F/‖W‖_F (0 for a zero weight), max = max|E|. `bytes` is what the
+    packed weight keeps, scales and constants included.
     """
 
     mse: float
     mae: float
     relative: float
     max: float
+    bytes: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -199,6 +201,7 @@ class Quantizer(Component):
             mae=error.abs().sum().item() / n,
             relative=(square / norm) ** 0.5 if norm else 0.0,
             max=error.abs().max().item(),
+            bytes=packed.nbytes,
         )
 
     def linear(self, linear: nn.Linear, compute_dtype: torch.dtype) -> nn.Module | None:
@@ -222,6 +225,7 @@ class Pick:
         mismatch: (reached − target)/target of the matched quantity, signed.
         feasible_subsets: how many subsets the draw could have been; an exact integer.
         inclusion: each layer's probability of being drawn, in profile order.
+        inclusion_draws: how many simulated draws `inclusion` was estimated from; None where it is exact.
         single_total: whether the matched set meets the law itself and every feasible subset holds its total, so
             that its rank among the draws is exact.
     """
@@ -230,6 +234,7 @@ class Pick:
     mismatch: float | None = None
     feasible_subsets: int | None = None
     inclusion: Sequence[float] | None = None
+    inclusion_draws: int | None = None
     single_total: bool | None = None
 
 
@@ -268,6 +273,54 @@ class Selector(Component):
             repeats = repeats + 1 if names in found else 0
             found.setdefault(names, pick)
         return list(found.values())
+
+
+class Law(Selector):
+    """A law of chance: a distribution over sets of layers that hold as much as a given selection.
+
+    Implement `draws`. The docstring states the law. A law that can draw nested families also implements
+    `chains`.
+
+    Attributes:
+        shared: draw i is one random change of all layers (a permutation), whatever is matched: its stream then
+            does not depend on the matched selection, so that draw i of several selections, or of several
+            budgets, goes together. A set may then come up twice.
+    """
+
+    random = True
+    needs_like = True
+    shared: ClassVar[bool] = False
+
+    @property
+    def holds(self) -> tuple[str, ...]:
+        """What each draw has in common with the matched selection besides its total: `roles`, `sizes`, `thirds` …
+
+        Verdicts under laws that hold more say whether composition, and not ranking, makes a difference.
+        """
+        return ()
+
+    @classmethod
+    def standard(cls) -> list[Law]:
+        """The forms of this law that belong to the standard set of controls; none by default."""
+        return []
+
+    @abstractmethod
+    def draws(
+        self, profile: Profile, budget: Budget | None, rng: Random, like: Selection | None, count: int
+    ) -> list[Pick]:
+        """`count` draws; distinct ones unless the law is `shared`, and then fewer where fewer exist."""
+
+    def select(self, profile: Profile, budget: Budget | None, rng: Random, like: Selection | None) -> Pick:
+        """The first draw."""
+        return self.draws(profile, budget, rng, like, 1)[0]
+
+    def chains(self, profile: Profile, likes: Sequence[Selection], rng: Random, count: int) -> list[tuple[Pick, ...]]:
+        """`count` families, one pick a matched selection, nested as those are.
+
+        Raises:
+            InputError: this law draws no families; or the matched selections are not nested, where it needs that.
+        """
+        raise InputError(f"{self.key} draws no nested families; use a law that does, or draw each budget by itself")
 
 
 @dataclasses.dataclass

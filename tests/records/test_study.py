@@ -86,7 +86,7 @@ def test_a_study_is_the_same_after_a_round_trip(write, tmp_path):
         ("draws: 9", "draws: 0", r"study\.yaml:14: .*greater than 0 \(found 0\)"),
         ("level: 0.01", "level: 1.5", r"study\.yaml:18: .*less than 1"),
         ("level: 0.01", "side: both", r"study\.yaml:18: analysis\.side: .*'less' or 'greater' \(found 'both'\)"),
-        ("level: 0.01", "outcome: accuracy", r"study\.yaml:18: .*'loss' or 'kl'"),
+        ("level: 0.01", "outcome: accuracy", "analysis.outcome names 'accuracy'; allowed: kl, loss"),
         ("layers=0.05", "layers=5", r"study\.yaml:4: budgets\.0: budget layers=5 is outside \(0, 1\]"),
         ("layers=0.05", "layer=0.05", r"study\.yaml:4: unknown key 'budgets\.0\.layer'; did you mean 'layers'"),
         ("layers=0.05", "0.05", r"study\.yaml:4: budgets\.0: a budget is written layers=0\.2"),

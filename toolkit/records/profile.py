@@ -15,12 +15,13 @@ MEASURES = ("mse", "mae", "relative", "max")
 
 
 class LayerErrors(Record):
-    """Errors of one layer under one quantizer; the equations stand at `toolkit.interfaces.Errors`."""
+    """Errors of one layer under one quantizer, and the bytes that it then takes; see `toolkit.interfaces.Errors`."""
 
     mse: float
     mae: float
     relative: float
     max: float
+    bytes: int | None = Field(default=None, gt=0, description="packed, scales and constants included")
 
 
 class LayerProfile(Record):

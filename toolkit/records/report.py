@@ -67,8 +67,15 @@ class Law(Record):
     selector: str
     options: dict[str, Any]
     like: str = Field(description="the arm that the draws are matched to")
+    holds: list[str] = Field(default=[], description="what each draw shares with the arm besides its total")
+    chain: bool = Field(default=False, description="draw i of every budget belongs to one family")
+    shared: bool = Field(default=False, description="draw i of every arm is one random change of all layers")
     feasible_subsets: int | None = None
     inclusion: list[float] | None = None
+    inclusion_draws: int | None = Field(
+        default=None, description="simulated draws that the inclusion was estimated from; null: exact"
+    )
+    expected: dict[str, float] | None = Field(default=None, description="role → expected layers in a draw")
     single_total: bool | None = None
 
 
@@ -101,11 +108,16 @@ class Provenance(Record):
     fallbacks: dict[str, int] = Field(default={}, description="what was not done as planned, and how often")
 
 
+Role = Literal["reference", "arm", "control", "sweep", "oracle", "repeat"]
+
+
 class Report(File):
-    """One run of a study: a reference arm, a judged arm, or a control with all of its draws.
+    """One run of a study: a reference arm, a judged arm, a control with all of its draws, or what calibrates them.
 
     Attributes:
-        role: `reference` (nothing or everything protected), `arm`, or `control`.
+        role: `reference` (nothing or everything protected); `arm`; `control`; `sweep` (each layer alone, the arm is
+            `restore` or `quantize`, draw i is layer i); `oracle` (a reference selection at the arm's memory, named
+            by `control`); `repeat` (the base once more, otherwise computed: the numerical floor).
         settings: hash of what fixes the numbers (model, base, texts, windows, dtype); runs of one study share it.
         labels: what must be said beside the results: a small form, or draws that cannot reach the declared level.
         scores: text name → score; empty for a control, whose draws carry theirs.
@@ -115,7 +127,7 @@ class Report(File):
     study: str
     form: Literal["full", "small"]
     run: str
-    role: Literal["reference", "arm", "control"]
+    role: Role
     arm: str
     control: str | None = None
     budget: Budget | None = None
@@ -123,6 +135,7 @@ class Report(File):
     fingerprint: str
     reference: Reference
     settings: str
+    lock: str | None = Field(default=None, description="hash of the locked analysis that the run was made under")
     seed: int
     plan: Plan | None = None
     selection: Selection | None = None

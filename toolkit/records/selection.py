@@ -32,7 +32,10 @@ class Selection(File):
         of: the profile's totals, so that shares can be told without it.
         mismatch: (reached − target)/target, signed.
         feasible_subsets: how many subsets the draw could have been, an exact integer of any length.
-        inclusion: each layer's probability of being drawn, in the profile's order.
+        inclusion: each layer's probability of being drawn, in the profile's order; `inclusion_draws`, how many
+            simulated draws it was estimated from (null: exact).
+        draw: which of the draws of its law and seed it is, counted from 0.
+        chain: hash of the matched selections that its family belongs to; null for a selection by itself.
     """
 
     kind: Literal["selection"] = "selection"
@@ -50,7 +53,10 @@ class Selection(File):
     mismatch: float | None = None
     feasible_subsets: int | None = None
     inclusion: list[float] | None = None
+    inclusion_draws: int | None = None
     single_total: bool | None = None
+    draw: int | None = Field(default=None, ge=0)
+    chain: str | None = None
 
     def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
         """What tells one selection from another, in one line: not its layers one by one."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -14,6 +15,7 @@ from toolkit.records.budget import TEXT, Budget
 from toolkit.records.io import File, Record, digest, parse, read_yaml
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._@+-]*$"
+OUTCOMES = ("loss", "kl")
 DEMO_MODEL = "demo"
 """The model id that stands for the embedded demo model."""
 
@@ -37,13 +39,15 @@ class Arm(Record):
 class Control(Record):
     """Random selections that arms are judged against: `draws` of a random selector, matched to each arm.
 
-    `like` names the arms; left out, every arm gets its own draws.
+    `like` names the arms; left out, every arm gets its own draws. With `chain`, a draw is one nested family over
+    all budgets.
     """
 
     selector: str
     name: Annotated[str, Field(pattern=NAME)] | None = None
     draws: int = Field(gt=0)
     like: list[str] | None = None
+    chain: bool = False
 
     @property
     def label(self) -> str:
@@ -51,20 +55,85 @@ class Control(Record):
         return self.name or slug(self.selector)
 
 
+class Exclusion(Record):
+    """Comparisons that are left out of the claims, and why; they are still shown. What is not named stands for all."""
+
+    arm: str | None = None
+    text: str | None = None
+    budget: Budget | None = None
+    reason: str = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _names_something(self) -> Exclusion:
+        if self.arm is None and self.text is None and self.budget is None:
+            raise InputError("an exclusion names an arm, a text or a budget; found none of them")
+        return self
+
+
 class Analysis(Record):
-    """What is tested, declared beforehand.
+    """What is tested, declared beforehand; `toolkit lock` seals it.
+
+    The claims are one a judged arm and text (`test: joint`), or one an arm, text and budget (`test: each`), less
+    the exclusions; all of them are the family that is corrected for.
 
     Attributes:
-        outcome: the score that is ranked; a loss in nats a token.
+        outcome: the primary outcome, which is ranked: `loss` or `kl`, in nats a token.
+        control: the contrast is the arm against the draws of this control; the other controls' verdicts stand
+            beside it.
+        arms: the arms that claims are made of; every arm where it is left out.
         side: `less`: the claim is that the arm's outcome is lower than its draws'.
-        level: the level that the p-value is held against.
-        control: the control whose draws give the claim's p-value; every other control is descriptive.
+        test: `each` ranks the arm among the draws at each budget; `joint` ranks the mean over budgets of the
+            standardized gap among families of draws, which needs a control that draws such families.
+        margin: the smallest gap to the median draw that matters, in the outcome's unit, and its reason.
+        level: of the family, after correction.
+        correction: `holm`, `max-t` (the largest statistic over arms that share their draws), or `none`.
     """
 
-    outcome: Literal["loss", "kl"] = "loss"
-    side: Literal["less", "greater"] = "less"
-    level: float = Field(default=0.05, gt=0, lt=1)
+    outcome: str = "loss"
     control: str
+    arms: list[str] | None = None
+    side: Literal["less", "greater"] = "less"
+    test: Literal["each", "joint"] = "each"
+    margin: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    margin_reason: str | None = None
+    level: float = Field(default=0.05, gt=0, lt=1)
+    correction: Literal["holm", "max-t", "none"] = "holm"
+    exclusions: list[Exclusion] = []
+
+    @model_validator(mode="after")
+    def _reasoned(self) -> Analysis:
+        if self.margin and not self.margin_reason:
+            raise InputError(f"margin {self.margin} has no margin_reason: say why a smaller gap does not matter")
+        return self
+
+    def excluded(self, arm: str, text: str, budget: str | None = None) -> str | None:
+        """Why a claim is left out; None where it is not. A claim over all budgets has no budget."""
+        for item in self.exclusions:
+            same = (item.arm in (None, arm), item.text in (None, text))
+            if all(same) and (item.budget is None or (budget is not None and str(item.budget) == budget)):
+                return item.reason
+        return None
+
+
+class Headroom(Record):
+    """How much better than chance a selection of the same memory can be: the reference selections and their text split.
+
+    The first half of each text's windows fits, the second half scores.
+
+    Attributes:
+        fit: `sweep`: the effect of restoring each layer alone; `ridge`: a ridge regression of the draws' losses on
+            which layers they hold.
+        arms: the arms whose memory the reference selections hold; every arm where it is left out.
+        within: tolerance of that memory, a fraction of the arm's parameters.
+        block: windows a block of the bootstrap.
+        resamples: of the bootstrap.
+    """
+
+    fit: Literal["sweep", "ridge"] = "sweep"
+    arms: list[str] | None = None
+    within: Decimal = Field(default=Decimal("0.001"), ge=0, lt=1)
+    block: int = Field(default=1, gt=0)
+    resamples: int = Field(default=2000, ge=200, le=100_000)
 
 
 def _budgets(value: Any) -> Any:
@@ -81,6 +150,8 @@ class Study(File):
         tokens: at most this many tokens of each text; null takes all.
         window: tokens a window; windows do not overlap, and the first token of each is not scored.
         seed: of the draws.
+        headroom: reference selections at each arm's memory; left out, none are made.
+        repeat: measure the base once more with another batch size and thread count, for the numerical floor.
         small: fields that replace the above in the small form (`--small`).
     """
 
@@ -106,6 +177,8 @@ class Study(File):
     controls: list[Control] = Field(min_length=1)
     seed: int = 0
     analysis: Analysis
+    headroom: Headroom | None = None
+    repeat: bool = True
     form: Literal["full", "small"] = "full"
     small: dict[str, Any] | None = None
 
@@ -124,11 +197,33 @@ class Study(File):
             for like in control.like or []:
                 if like not in arms:
                     raise InputError(f"control {control.label!r}: like names {like!r}; {closest(like, arms)}")
-        if self.analysis.control not in controls:
-            raise InputError(
-                f"analysis.control names {self.analysis.control!r}; {closest(self.analysis.control, controls)}"
-            )
+        self._check_analysis(arms, controls)
         return self
+
+    def _check_analysis(self, arms: list[str], controls: list[str]) -> None:
+        analysis = self.analysis
+        named = [("control", [analysis.control], controls), ("outcome", [analysis.outcome], OUTCOMES)]
+        named += [("arms", analysis.arms or [], arms)]
+        if self.headroom is not None:
+            named.append(("headroom.arms", self.headroom.arms or [], arms))
+        for key, found, allowed in named:
+            for name in found:
+                if name not in allowed:
+                    place = key if key.startswith("headroom") else f"analysis.{key}"
+                    raise InputError(f"{place} names {name!r}; {closest(name, allowed)}")
+        for at, item in enumerate(analysis.exclusions):
+            budgets = [str(b) for b in self.budgets]
+            for name, allowed in ((item.arm, arms), (item.text, list(self.texts)), (item.budget, budgets)):
+                if name is not None and str(name) not in allowed:
+                    raise InputError(f"analysis.exclusions.{at} names {str(name)!r}; {closest(str(name), allowed)}")
+
+    @property
+    def declaration(self) -> str:
+        """Hash of what is declared: the study less its small form, each text's file by its name alone."""
+        data = self.model_copy(
+            update={"small": None, "texts": {name: Path(source).name for name, source in self.texts.items()}}
+        )
+        return digest(data.to_json())
 
     @classmethod
     def read(cls, path: str | os.PathLike[str], small: bool = False, **changes: Any) -> Study:

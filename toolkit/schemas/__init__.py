@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.errors import InputError, closest
+from toolkit.records.certificate import Certificate
 from toolkit.records.io import File
+from toolkit.records.lock import Lock
 from toolkit.records.plan import Plan
 from toolkit.records.profile import Profile
 from toolkit.records.report import Report
@@ -24,6 +26,8 @@ KINDS: dict[str, type[File]] = {
     "plan": Plan,
     "report": Report,
     "study": Study,
+    "lock": Lock,
+    "certificate": Certificate,
 }
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 

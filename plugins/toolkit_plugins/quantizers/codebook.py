@@ -107,17 +107,18 @@ class CodebookQuantizer(Quantizer):
         """As the interface says; equal to the plain way but for the order of the double sums (1e-12 relative)."""
         if not weight.is_floating_point() or weight.numel() == 0:
             return super().measure(weight)  # refuses it
-        sums = self.sums(weight.detach())
+        sums, kept_bytes = self.sums(weight.detach())
         n = weight.numel()
         return Errors(
             mse=sums.square / n,
             mae=sums.absolute / n,
             relative=math.sqrt(sums.square / sums.weight_square) if sums.weight_square else 0.0,
             max=sums.largest,
+            bytes=kept_bytes,
         )
 
-    def sums(self, weight: torch.Tensor) -> native.Sums:
-        """The error's sums, in one pass over the weight after one over its blocks' maxima.
+    def sums(self, weight: torch.Tensor) -> tuple[native.Sums, int]:
+        """The error's sums, in one pass over the weight after one over its blocks' maxima; and the bytes kept.
 
         Raises:
             InputError: the weight holds NaN or infinity.
@@ -128,9 +129,10 @@ class CodebookQuantizer(Quantizer):
             raise InputError(f"the weight holds NaN or infinity; {self.key} quantizes finite weights only")
         kept, factor = self.pack_scales(absmax, partial=columns % block != 0)
         scale = self.unpack_scales(kept).view_as(factor)
-        return native.codebook_errors(
+        found = native.codebook_errors(
             weight, block, factor, scale, *self.thresholds(weight.device), columns=columns, mode=self.mode
         )
+        return found, -(-weight.numel() // 2) + sum(t.numel() * t.element_size() for t in kept.values())
 
     def _columns(self, shape: tuple[int, ...]) -> int:
         return shape[-1] if self.by_row and shape else math.prod(shape)
