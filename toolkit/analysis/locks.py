@@ -1,0 +1,161 @@
+"""Whether results are confirmatory: made under an analysis sealed before the first run, and not changed since."""
+
+from __future__ import annotations
+
+import datetime
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from toolkit.errors import InputError
+from toolkit.records.lock import LOCK, Lock
+
+if TYPE_CHECKING:
+    from toolkit.analysis.reports import Results
+
+
+class Mark(Protocol):
+    """What one report says of its lock: where it lies, the hash that it carries, and when its run started (UTC)."""
+
+    @property
+    def path(self) -> Path: ...
+    @property
+    def lock(self) -> str | None: ...
+    @property
+    def started(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class Status:
+    """Confirmatory, or exploratory for these reasons.
+
+    Attributes:
+        reasons: one sentence part each; empty where the results are confirmatory.
+        hash: of the lock file; None where there is none, or none that can be read.
+    """
+
+    confirmatory: bool
+    reasons: tuple[str, ...]
+    hash: str | None
+
+
+def status(results: Results) -> Status:
+    """Whether a study's results are confirmatory, from the files in its folder alone.
+
+    They are where the lock file beside them declares this very study (analysis, declaration, form), of these
+    weights and texts, was written before the first run started, and every report carries its hash.
+    `results.marks` holds one `Mark` a report.
+    """
+    path = results.folder / LOCK
+    carried = [mark for mark in results.marks if mark.lock is not None]
+    if not path.exists():
+        reason = f"there is no {LOCK}: the analysis was not locked before the first run (toolkit lock STUDY)"
+        if carried:
+            reason = (
+                f"{LOCK} is missing, although {_some(carried, len(results.marks))} {_carry(carried)} the hash of a lock"
+            )
+        return Status(False, (reason,), None)
+    try:
+        lock = Lock.load(path)
+    except InputError as error:
+        return Status(False, (f"{LOCK} is damaged: {error}",), None)
+    found = lock.hash
+    reasons = [*_declared(lock, results), *_carried(found, results.marks), *_younger(lock, results.marks)]
+    return Status(not reasons, tuple(reasons), found)
+
+
+def _declared(lock: Lock, results: Results) -> Iterator[str]:
+    """What the lock declares and the results do not have, or have otherwise."""
+    study = results.study
+    if (lock.study, lock.form) != (study.name, results.form):
+        yield (
+            f"{LOCK} is of study {lock.study!r} ({lock.form} form), and the results are of {study.name!r} "
+            f"({results.form} form)"
+        )
+    if lock.analysis != study.analysis:
+        old, new = lock.analysis.model_dump(mode="json"), study.analysis.model_dump(mode="json")
+        changed = ", ".join(f"{k} was {old[k]!r} and is now {new[k]!r}" for k in old if old[k] != new[k])
+        yield f"the analysis was changed after it was locked: {changed}"
+    elif lock.declaration != study.declaration:
+        yield (
+            f"the study was changed after it was locked: its declaration has hash {study.declaration[:12]}, and "
+            f"{lock.declaration[:12]} was locked"
+        )
+    if lock.fingerprint != results.fingerprint:
+        yield (
+            f"the weights are not those that were locked: fingerprint {results.fingerprint[:12]}, and "
+            f"{lock.fingerprint[:12]} ({lock.model}) was locked"
+        )
+    for name in sorted(lock.texts.keys() | results.texts.keys()):
+        locked = lock.texts.get(name)
+        found = results.texts[name].sha256 if name in results.texts else None
+        if locked is None:
+            yield f"text {name!r} was not locked"
+        elif found is None:
+            yield f"text {name!r} was locked, and no report is of it"
+        elif locked != found:
+            yield f"text {name!r} is not the one that was locked: SHA-256 {found[:12]}, and {locked[:12]} was locked"
+
+
+def _carried(lock: str, marks: Iterable[Mark]) -> Iterator[str]:
+    """Reports that were not made under this lock."""
+    marks = list(marks)
+    without = [mark for mark in marks if mark.lock is None]
+    if without:
+        yield f"{_some(without, len(marks))} {_carry(without)} no lock"
+    other = [mark for mark in marks if mark.lock not in (None, lock)]
+    if other:
+        seen = Counter(str(mark.lock)[:12] for mark in other)
+        yield (
+            f"{_some(other, len(marks))} {_carry(other)} another lock ({', '.join(sorted(seen)[:3])}; {LOCK} has "
+            f"{lock[:12]})"
+        )
+
+
+def _younger(lock: Lock, marks: Iterable[Mark]) -> Iterator[str]:
+    """A lock that was written after a run had started. Runs record whole seconds, and so does the comparison."""
+    try:
+        created = _time(lock.created).replace(microsecond=0)
+    except ValueError:
+        yield f"{LOCK} does not say when it was made: created is {lock.created!r}"
+        return
+    marks = list(marks)
+    early, undated = [], []
+    for mark in marks:
+        try:
+            started = _time(mark.started)
+        except ValueError:
+            undated.append(mark)
+            continue
+        if started < created:
+            early.append((started, mark))
+    if undated:
+        yield f"{_some(undated, len(marks))} {'do' if len(undated) > 1 else 'does'} not say when the run started"
+    if early:
+        first = min(early, key=lambda item: (item[0], str(item[1].path)))[1]
+        yield (
+            f"the lock is younger than the first run: made {lock.created}, and {_place(first)} started {first.started}"
+        )
+
+
+def _time(text: str) -> datetime.datetime:
+    """A moment in UTC; one without a zone is taken for UTC."""
+    moment = datetime.datetime.fromisoformat(text)
+    return moment.replace(tzinfo=datetime.UTC) if moment.tzinfo is None else moment.astimezone(datetime.UTC)
+
+
+def _some(marks: list[Mark], of: int) -> str:
+    """How many reports, and the first of them."""
+    first = min(marks, key=lambda mark: str(mark.path))
+    return f"{len(marks)} of {of} reports (the first is {_place(first)})"
+
+
+def _carry(marks: list[Mark]) -> str:
+    return "carries" if len(marks) == 1 else "carry"
+
+
+def _place(mark: Mark) -> str:
+    """A report's run and file, without the folders above."""
+    return f"{mark.path.parent.name}/{mark.path.name}"
