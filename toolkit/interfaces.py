@@ -299,6 +299,11 @@ class Law(Selector):
         """
         return ()
 
+    @property
+    def nests(self) -> bool:
+        """Whether it draws nested families, that is, implements `chains`."""
+        return type(self).chains is not Law.chains
+
     @classmethod
     def standard(cls) -> list[Law]:
         """The forms of this law that belong to the standard set of controls; none by default."""
