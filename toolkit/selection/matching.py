@@ -111,6 +111,12 @@ def distinct(rng: Random, below: int, count: int) -> list[int]:
     return numbers
 
 
+def window(target: int, within: Decimal) -> tuple[int, int]:
+    """The totals within a tolerance: ⌈T − w·T⌉ and ⌊T + w·T⌋, in exact arithmetic."""
+    slack = Fraction(within) * target
+    return math.ceil(target - slack), math.floor(target + slack)
+
+
 def controls(
     profile: Profile,
     like: Selection,
@@ -168,8 +174,7 @@ def _law(
     matched: str,
 ) -> Controls:
     target = sum(size for size, here in zip(sizes, inside, strict=True) if here)
-    slack = Fraction(within) * target
-    low, high = math.ceil(target - slack), math.floor(target + slack)
+    low, high = window(target, within)
     free = tuple(at for at in range(len(names)) if not (disjoint and inside[at]))
     labels = {name: [marks[at] for at in free] for name, marks in labelings}
     quotas = {name: Counter(m for m, here in zip(marks, inside, strict=True) if here) for name, marks in labelings}

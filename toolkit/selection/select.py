@@ -89,6 +89,19 @@ def stream(key: str, seed: int, like: Selection | None = None) -> Random:
     return Random(f"{key}|{seed}|{like.layers_hash if like is not None else ''}")
 
 
+def matched_to(profile: Profile, like: Selection) -> MatchedTo:
+    """What is recorded of a selection that is matched: its totals are the profile's, not those that its file states."""
+    chosen = set(like.layers)
+    rows = [layer for layer in profile.layers if layer.name in chosen]
+    return MatchedTo(
+        selector=like.selector,
+        hash=like.layers_hash,
+        layers=len(rows),
+        parameters=sum(row.parameters for row in rows),
+        bytes=sum(row.bytes for row in rows),
+    )
+
+
 class _Question:
     """A checked question to one selector."""
 
@@ -172,15 +185,7 @@ class _Question:
         self.bytes = [layer.bytes for layer in self.profile.layers]
         at = {name: index for index, name in enumerate(self.names)}
         totals = {"layers": len(self.profile), "parameters": self.profile.parameters, "bytes": self.profile.bytes}
-        to = None
-        if self.like is not None:
-            to = MatchedTo(
-                selector=self.like.selector,
-                hash=self.like.layers_hash,
-                layers=len(self.like.layers),
-                parameters=sum(self.profile.layers[at[n]].parameters for n in self.like.layers),
-                bytes=sum(self.profile.layers[at[n]].bytes for n in self.like.layers),
-            )
+        to = None if self.like is None else matched_to(self.profile, self.like)
         options = {name: _plain(value) for name, value in self.selector.options.items()}
         return [self._record(answer, at, totals, to, options, key) for answer in answers]
 
