@@ -32,9 +32,10 @@ MASKS = re.compile(r"0x(?:0|[1-9a-f][0-9a-f]*)(?: 0x(?:0|[1-9a-f][0-9a-f]*))*")
 
 @dataclass(frozen=True)
 class Draws:
-    """The draws of one control, as columns.
+    """The draws of one control, or the layers of one sweep, as columns.
 
     Attributes:
+        index: which draw of its law each is, counted from 0, int64.
         masks: the sets of layers as `hex` writes them, with a space between two: one text, because there may be
             millions. Bit i is the profile's layer i.
         layers, parameters, bytes: totals of each draw, int64.
@@ -42,6 +43,7 @@ class Draws:
         outcomes: text → outcome (`loss` and `kl` in nats a token, `agreement` as a share) → float64 values.
     """
 
+    index: np.ndarray
     masks: str
     layers: np.ndarray
     parameters: np.ndarray
@@ -60,7 +62,12 @@ class Draws:
 
 @dataclass(frozen=True)
 class Run:
-    """One report, cut down; the attributes are those of `toolkit.records.report.Report`."""
+    """One report, cut down; the attributes are those of `toolkit.records.report.Report`.
+
+    Attributes:
+        law: without its inclusion probabilities, which `law_of` reads.
+        started: when it was measured, UTC; None where the report does not say.
+    """
 
     path: Path
     name: str
@@ -74,6 +81,8 @@ class Run:
     scores: dict[str, Score]
     draws: Draws | None
     rows: Rows | None
+    lock: str | None = None
+    started: str | None = None
 
 
 class Common(NamedTuple):
@@ -165,6 +174,7 @@ def _columns(draws: list[dict[str, Any]], texts: list[str]) -> Draws | None:
     if not MASKS.fullmatch(masks):  # written by hand: a zero in front, a capital letter
         masks = " ".join(hex(int(draw["mask"], 16)) for draw in draws)
     return Draws(
+        index=_numbers([draw["index"] for draw in draws], "q"),
         masks=masks,
         layers=_numbers([draw["layers"] for draw in draws], "q"),
         parameters=_numbers([draw["parameters"] for draw in draws], "q"),
@@ -182,22 +192,30 @@ def _numbers(values: list[Any], code: str = "d") -> np.ndarray:
     return np.frombuffer(numbers, dtype=np.float64 if code == "d" else np.int64)
 
 
+WITH_DRAWS = ("control", "sweep")
+NEEDS: dict[str, tuple[str, ...]] = {
+    "control": ("budget", "control", "law", "layers", "draws"),
+    "sweep": ("layers", "draws"),
+    "arm": ("budget", "selection"),
+    "oracle": ("budget", "control", "selection"),
+}
+"""Role → what its report holds besides scores."""
+
+
 def _run(report: Report, columns: Draws | None, path: Path) -> Run:
     """What tables and figures need, all of it there."""
-    control = report.role == "control"
-    if control and (report.law is None or report.control is None or columns is None or not report.layers):
-        raise InputError(f"{path}: a control's report has a control, a law, layers and draws; one of them is missing")
-    if not control:
+    role, law = report.role, report.law
+    for part in NEEDS.get(role, ()):
+        if not getattr(report, part) and (part != "draws" or columns is None):
+            needed = ", ".join(NEEDS[role])
+            raise InputError(f"{path}: the report of role {role!r} has {needed}; {part} is missing")
+    if role not in WITH_DRAWS:
         _complete(report.scores, report.texts, str(path))
-    if report.role != "reference" and report.budget is None:
-        raise InputError(f"{path}: the report of an {report.role} has a budget; found none")
-    if report.role == "arm" and report.selection is None:
-        raise InputError(f"{path}: the report of an arm has a selection; found none")
-    law = report.law
-    return Run(
+    started = report.provenance["started"] if isinstance(report.provenance, dict) else report.provenance.started
+    run = Run(
         path=path,
         name=report.run,
-        role=report.role,
+        role=role,
         arm=report.arm,
         control=report.control,
         budget=None if report.budget is None else str(report.budget),
@@ -205,9 +223,38 @@ def _run(report: Report, columns: Draws | None, path: Path) -> Run:
         law=None if law is None else law.model_copy(update={"inclusion": None}),
         layers=None if report.layers is None else tuple(report.layers),
         scores=report.scores,
-        draws=columns if control else None,
+        draws=columns if role in WITH_DRAWS else None,
         rows=report.rows,
+        lock=report.lock,
+        started=started if isinstance(started, str) else None,
     )
+    if role == "sweep":
+        _check_sweep(run)
+    return run
+
+
+def _check_sweep(run: Run) -> None:
+    """Refuse a sweep that does not hold each layer alone, in profile order."""
+    assert run.layers is not None and run.draws is not None
+    count = len(run.layers)
+    alone = [1 << at for at in range(count)]
+    if run.draws.sets not in (alone, [(1 << count) - 1 - one for one in alone]):
+        raise InputError(
+            f"{run.path}: a sweep holds each of the {count} layers alone (or all but each) in profile order; these "
+            f"{len(run.draws)} draws do not"
+        )
+
+
+def law_of(run: Run) -> Law:
+    """A control's law with its inclusion probabilities, read from its report once more.
+
+    Raises:
+        InputError: the report is gone, damaged, or holds no law.
+    """
+    law = Report.load(run.path).law
+    if law is None:
+        raise InputError(f"{run.path} holds no law")
+    return law
 
 
 def _complete(scores: dict[str, Score], texts: Iterable[str], where: str) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,6 +22,14 @@ STUDY_COPY = "study.json"
 """The study as it ran, kept beside its runs."""
 
 
+class Mark(NamedTuple):
+    """One report's claim on a locked analysis: its file, the lock's hash, and when it was measured (UTC)."""
+
+    path: Path
+    lock: str | None
+    started: str | None
+
+
 @dataclass(frozen=True)
 class Results:
     """All reports of one study that belong together, and the study that declared them.
@@ -29,7 +37,12 @@ class Results:
     Attributes:
         references: arm name → run, of the reference runs.
         arms: (budget, arm) → run.
-        controls: (budget, arm, control) → run; the draws of several reports of one control are put together.
+        controls: (budget, arm, control) → run; the draws of several reports of one control are put together, in
+            the order of their numbers.
+        sweeps: `restore` or `quantize` → run, whose draw i is layer i alone.
+        oracles: (budget, arm, name) → run of a reference selection at the arm's memory.
+        repeat: the base run once more, otherwise computed.
+        marks: which lock each report carries and when it was measured, in the order of their paths.
     """
 
     folder: Path
@@ -45,6 +58,16 @@ class Results:
     references: dict[str, Run] = field(default_factory=dict)
     arms: dict[tuple[str, str], Run] = field(default_factory=dict)
     controls: dict[tuple[str, str, str], Run] = field(default_factory=dict)
+    sweeps: dict[str, Run] = field(default_factory=dict)
+    oracles: dict[tuple[str, str, str], Run] = field(default_factory=dict)
+    repeat: Run | None = None
+    marks: tuple[Mark, ...] = ()
+
+    @property
+    def lock(self) -> str | None:
+        """The hash of the locked analysis that all reports carry; None where one carries none or another."""
+        found = {mark.lock for mark in self.marks}
+        return found.pop() if len(found) == 1 else None
 
     @property
     def budgets(self) -> list[str]:
@@ -124,8 +147,8 @@ def read(study: str | os.PathLike[str]) -> Results:
 
     Raises:
         InputError: a report is damaged or foreign, holds a score that is not finite, or differs from the others
-            in study, form, model, weights, settings, texts or layers; two reports tell of the same run, or two
-            draws of one control are the same set.
+            in study, form, model, weights, settings, texts or layers; two reports tell of the same run; or two
+            draws of one control are the same set, where its law draws without replacement.
     """
     folder = locate(study)
     paths = sorted(folder.glob(f"*/{REPORT}"))
@@ -148,6 +171,7 @@ def read(study: str | os.PathLike[str]) -> Results:
         texts=dict(sorted(common.texts, key=lambda item: order.index(item[0]) if item[0] in order else len(order))),
         layers=next((run.layers for run in runs if run.layers is not None), None),
         count=len(runs),
+        marks=tuple(Mark(run.path, run.lock, run.started) for run in runs),
         **_group(runs),
     )
 
@@ -186,34 +210,61 @@ def _same(paths: list[Path], values: list[Any], label: str, show: Callable[[Any]
 
 
 def _group(runs: list[Run]) -> dict[str, Any]:
-    references: dict[str, Run] = {}
-    arms: dict[tuple[str, str], Run] = {}
+    kept: dict[str, dict[Any, Run]] = {"references": {}, "arms": {}, "sweeps": {}, "oracles": {}, "repeat": {}}
     parts: dict[tuple[str, str, str], list[Run]] = {}
     for run in runs:
+        budget, control = str(run.budget), str(run.control)
         if run.role == "control":
-            parts.setdefault((str(run.budget), run.arm, str(run.control)), []).append(run)
+            parts.setdefault((budget, run.arm, control), []).append(run)
             continue
-        kept: dict[Any, Run] = references if run.role == "reference" else arms
-        key: Any = run.arm if run.role == "reference" else (str(run.budget), run.arm)
-        if key in kept:
-            raise InputError(f"{kept[key].path} and {run.path} both tell of {run.role} {run.arm!r}; keep one of them")
-        kept[key] = run
-    return {
-        "references": references,
-        "arms": arms,
-        "controls": {key: _joined(group) for key, group in parts.items()},
-    }
+        place, key = {
+            "reference": ("references", run.arm),
+            "arm": ("arms", (budget, run.arm)),
+            "sweep": ("sweeps", run.arm),
+            "oracle": ("oracles", (budget, run.arm, control)),
+            "repeat": ("repeat", None),
+        }[run.role]
+        if key in kept[place]:
+            other = kept[place][key].path
+            raise InputError(f"{other} and {run.path} both tell of {run.role} {run.arm!r}; keep one of them")
+        kept[place][key] = run
+    repeat = kept.pop("repeat").get(None)
+    return {**kept, "repeat": repeat, "controls": {key: _joined(group) for key, group in parts.items()}}
 
 
 def _joined(group: list[Run]) -> Run:
-    """One control from the reports that share its draws, no set counted twice."""
+    """One control from the reports that share its draws: none counted twice, all in order."""
     first = group[0]
-    seen: set[str] = set()
+    assert first.law is not None
     for run in group:
         if run.law != first.law:
             raise InputError(
                 f"{first.path} and {run.path} hold draws of one control under different laws; they are not put together"
             )
+    if first.law.chain or first.law.shared:  # a set may come up twice, a numbered draw may not
+        _numbered(group)
+    else:
+        _distinct(group)
+    return first if len(group) == 1 else replace(first, draws=_together(group), rows=None)
+
+
+def _numbered(group: list[Run]) -> None:
+    """Refuse draws that go together with others by their number, and lack one or have it twice."""
+    found = np.concatenate([run.draws.index for run in group if run.draws is not None])
+    counts = np.bincount(found[found >= 0], minlength=len(found))
+    for number, wrong in ((np.argmin(counts > 0), counts.min() < 1), (np.argmax(counts), counts.max() > 1)):
+        if wrong:
+            what = "is missing" if not counts[number] else "stands twice"
+            raise InputError(
+                f"{group[-1].path}: draw {int(number)} {what}, there or in another report of the same control; draws "
+                "of this law go together by their numbers, from 0 on"
+            )
+
+
+def _distinct(group: list[Run]) -> None:
+    """Refuse a set of layers that is drawn twice."""
+    seen: set[str] = set()
+    for run in group:
         assert run.draws is not None
         masks = run.draws.masks.split(" ")
         before = len(seen)
@@ -223,18 +274,25 @@ def _joined(group: list[Run]) -> Run:
                 f"{run.path}: a set of layers is drawn twice, there or in an earlier report of the same control; the "
                 "draws of a control are distinct"
             )
-    if len(group) == 1:
-        return first
+
+
+def _together(group: list[Run]) -> Draws:
     draws = [run.draws for run in group if run.draws is not None]
-    together = Draws(
-        masks=" ".join(d.masks for d in draws),
-        layers=np.concatenate([d.layers for d in draws]),
-        parameters=np.concatenate([d.parameters for d in draws]),
-        bytes=np.concatenate([d.bytes for d in draws]),
-        mismatch=np.concatenate([d.mismatch for d in draws]),
+    order = np.argsort(np.concatenate([d.index for d in draws]), kind="stable")
+    masks = " ".join(d.masks for d in draws).split(" ")
+
+    def column(values: Iterable[np.ndarray]) -> np.ndarray:
+        return np.concatenate(list(values))[order]
+
+    return Draws(
+        index=column(d.index for d in draws),
+        masks=" ".join([masks[at] for at in order]),
+        layers=column(d.layers for d in draws),
+        parameters=column(d.parameters for d in draws),
+        bytes=column(d.bytes for d in draws),
+        mismatch=column(d.mismatch for d in draws),
         outcomes={
-            text: {outcome: np.concatenate([d.outcomes[text][outcome] for d in draws]) for outcome in OUTCOMES}
+            text: {outcome: column(d.outcomes[text][outcome] for d in draws) for outcome in OUTCOMES}
             for text in draws[0].outcomes
         },
     )
-    return replace(first, draws=together)
