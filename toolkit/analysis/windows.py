@@ -1,76 +1,49 @@
-"""Per-window outcomes: the rows file beside a report, read only by statistics that need it."""
+"""Per-window outcomes of a run, from the rows file beside its report; read only by statistics that need them.
+
+Every window of a text scores `Text.window` − 1 tokens, and windows come in the text's order. Which of them fit
+the reference selections and which score them, `toolkit.records.study.split` says.
+"""
 
 from __future__ import annotations
 
-import gzip
-import hashlib
-import io
-import json
-from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+
+import numpy as np
 
 from toolkit.analysis.report_file import Run
-from toolkit.errors import InputError, closest
-from toolkit.records.io import read_bytes
+from toolkit.errors import InputError
+from toolkit.records import rows
+from toolkit.records.report import Rows
 
 
-def rows(run: Run) -> dict[str, list[Any]]:
-    """The per-window outcomes of a run, column by column, from the rows file beside its report.
-
-    Each line of the file is a JSON array in the order of `rows.columns`.
+def by_window(run: Run) -> dict[str, list[float]]:
+    """Text → summed negative log-likelihood of each window (nats), of a run of one selection.
 
     Raises:
-        InputError: the run has no rows file, the file is missing, its hash is not the report's, or a line does
-            not have the stated columns.
+        InputError: the run has no rows file, or the file is missing, is not the one that the report tells of, or
+            is damaged.
     """
+    return rows.by_window(*_beside(run))
+
+
+def draws_by_window(run: Run) -> dict[str, np.ndarray]:
+    """Text → summed negative log-likelihoods (nats), float64 (draws × windows), of a run of many draws.
+
+    Row i is draw i; of a sweep, that is the profile's layer i.
+
+    Raises:
+        InputError: as `by_window`; or the rows hold another number of draws than the report.
+    """
+    found = rows.draws_by_window(*_beside(run))
+    for text, values in found.items():
+        if run.draws is not None and len(values) != len(run.draws):
+            raise InputError(
+                f"the rows of {run.path} hold {len(values)} draws of text {text!r}, and the report {len(run.draws)}"
+            )
+    return {text: np.array(values, dtype=np.float64) for text, values in found.items()}
+
+
+def _beside(run: Run) -> tuple[Path, Rows, str]:
     if run.rows is None:
         raise InputError(f"{run.path} names no rows file: there are no per-window outcomes of this run")
-    path = run.path.parent / run.rows.file
-    content = read_bytes(path)
-    found = hashlib.sha256(content).hexdigest()
-    if found != run.rows.sha256:
-        raise InputError(
-            f"{path} is not the file that {run.path} tells of: SHA-256 {found[:12]}, and {run.rows.sha256[:12]} is "
-            "stated"
-        )
-    columns: dict[str, list[Any]] = {name: [] for name in run.rows.columns}
-    count = 0
-    try:
-        with gzip.open(io.BytesIO(content), "rt", encoding="utf-8") as lines:
-            for count, line in enumerate(lines, 1):
-                values = json.loads(line)
-                if not isinstance(values, list) or len(values) != len(columns):
-                    raise InputError(f"{path}:{count}: a list of {len(columns)} values is asked for; found {line:.80}")
-                for column, value in zip(columns.values(), values, strict=True):
-                    column.append(value)
-    except (OSError, EOFError, ValueError) as error:  # no gzip, cut short, no JSON
-        raise InputError(f"{path}:{count}: {error}") from None
-    if count != run.rows.count:
-        raise InputError(f"{path} has {count} rows, and {run.path} states {run.rows.count}")
-    return columns
-
-
-@dataclass(frozen=True)
-class Windows:
-    """One text's windows of one run: their numbers, scored tokens, and summed negative log-likelihood (nats)."""
-
-    windows: list[int]
-    tokens: list[int]
-    nll: list[float]
-
-
-def by_window(run: Run) -> dict[str, Windows]:
-    """Text → its windows, from the rows of a reference or arm (columns `text`, `window`, `tokens`, `nll`)."""
-    columns = rows(run)
-    for name in ("text", "window", "tokens", "nll"):
-        if name not in columns:
-            raise InputError(f"the rows of {run.path} have no column {name!r}; {closest(name, columns)}")
-    found: dict[str, Windows] = {}
-    for text, window, tokens, nll in zip(
-        columns["text"], columns["window"], columns["tokens"], columns["nll"], strict=True
-    ):
-        entry = found.setdefault(text, Windows([], [], []))
-        entry.windows.append(window)
-        entry.tokens.append(tokens)
-        entry.nll.append(nll)
-    return found
+    return run.path.parent / run.rows.file, run.rows, str(run.path)

@@ -136,6 +136,11 @@ class Headroom(Record):
     resamples: int = Field(default=2000, ge=200, le=100_000)
 
 
+def split(windows: int) -> int:
+    """How many of a text's windows fit the reference selections: the first ⌈n/2⌉; the others score them."""
+    return -(-windows // 2)
+
+
 def _budgets(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
@@ -255,6 +260,23 @@ class Study(File):
     def likes(self, control: Control) -> list[str]:
         """The arms that a control is matched to."""
         return control.like or [a.label for a in self.arms]
+
+    @property
+    def family_size(self) -> int:
+        """How many claims are tested together: arms × texts, × budgets under `test: each`, less the exclusions."""
+        analysis = self.analysis
+        arms = analysis.arms or [a.label for a in self.arms]
+        budgets = [None] if analysis.test == "joint" else [str(b) for b in self.budgets]
+        claims = [(arm, text, budget) for arm in arms for text in self.texts for budget in budgets]
+        return sum(analysis.excluded(*claim) is None for claim in claims)
+
+    def reachable(self, draws: int) -> float:
+        """The smallest corrected p that n draws can give a family of m claims.
+
+        Holm: min(1, m/(n + 1)), because the smallest p is multiplied by m. Max-T and no correction: 1/(n + 1).
+        """
+        tests = max(1, self.family_size) if self.analysis.correction == "holm" else 1
+        return min(1.0, tests / (draws + 1))
 
 
 def _beside(data: Any, home: Path) -> Any:

@@ -3,16 +3,14 @@
 results/settings.json           what fixes the numbers; a run under other settings is refused
 results/study.json              the study as it ran
 results/profile.json            the profile, made once
-results/<run>/report.json       and rows.jsonl.gz beside it: one line a draw, text and window
+results/<run>/report.json       and rows.jsonl.gz beside it: one line a draw and text
 results/<run>/draws.partial.jsonl    draws finished so far, while a control is being measured
 """
 
 from __future__ import annotations
 
 import contextlib
-import gzip
 import hashlib
-import io
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.errors import InputError, RunError
+from toolkit.records import rows
 from toolkit.records.io import atomic, digest, read_bytes, read_json, write_json
-from toolkit.records.report import REPORT, ROWS, Report, Rows
+from toolkit.records.report import REPORT, Report, Rows
 from toolkit.records.study import Study
 from toolkit.runs.evaluation import WindowScore
 
@@ -29,7 +28,6 @@ SETTINGS = "settings.json"
 STUDY = "study.json"
 PROFILE = "profile.json"
 PARTIAL = "draws.partial.jsonl"
-COLUMNS = ["draw", "text", "window", "tokens", "nll", "kl", "top"]
 
 Outcome = dict[str, list[WindowScore]]
 """Text → its windows' scores."""
@@ -225,7 +223,7 @@ class Partial:
                     index, windows = item["draw"], item["windows"]
                     if item["mask"] != masks[index]:
                         break
-                    self.done[index] = {k: [WindowScore(*row) for row in rows] for k, rows in windows.items()}
+                    self.done[index] = {k: [WindowScore(*each) for each in scored] for k, scored in windows.items()}
             except (ValueError, KeyError, TypeError, IndexError):
                 break
             self._sound += len(line)
@@ -265,21 +263,16 @@ def plain(outcome: Outcome) -> dict[str, list[list[Any]]]:
     return {name: [[w.tokens, w.nll, w.kl, w.top] for w in windows] for name, windows in outcome.items()}
 
 
-def write_rows(folder: Path, outcomes: Sequence[Outcome]) -> Rows:
-    """Write `rows.jsonl.gz`, the same bytes each time: a JSON array a draw, text and window, ordered as `COLUMNS`."""
-    lines = [
-        json.dumps([draw, name, at, w.tokens, w.nll, w.kl, w.top], separators=(",", ":")) + "\n"
-        for draw, outcome in enumerate(outcomes)
-        for name, windows in outcome.items()
-        for at, w in enumerate(windows)
-    ]
-    buffer = io.BytesIO()
-    with gzip.GzipFile(filename="", fileobj=buffer, mode="wb", compresslevel=9, mtime=0) as packed:
-        packed.write("".join(lines).encode())
-    content = buffer.getvalue()
-    with atomic(folder / ROWS) as temporary:
-        temporary.write_bytes(content)
-    return Rows(file=ROWS, sha256=hashlib.sha256(content).hexdigest(), count=len(lines), columns=COLUMNS)
+def write_rows(folder: Path, outcomes: Sequence[Outcome], *, many: bool) -> Rows:
+    """Write a run's rows (`toolkit.records.rows`): every measured sum of one selection, or the losses of many."""
+    lines: list[list[Any]] = []
+    for draw, outcome in enumerate(outcomes):
+        for name, windows in outcome.items():
+            sums = [[w.nll for w in windows]]
+            if not many:
+                sums += [[w.kl for w in windows], [w.top for w in windows]]
+            lines.append([draw, name, *sums])
+    return rows.write(folder, rows.MANY if many else rows.ONE, lines)
 
 
 def write_report(folder: Path, report: Report) -> Path:

@@ -284,8 +284,8 @@ class _Runner:
 
     def _write(self, run: design.Run, outcomes: list[results.Outcome], recorder: Recorder) -> None:
         where = self.folder / run.name
-        rows = results.write_rows(where, outcomes)
         control = run.role == "control"
+        rows = results.write_rows(where, outcomes, many=control)
         first = run.selections[0]
         report = Report(
             study=self.study.name,
