@@ -192,3 +192,12 @@ def test_verbs_import_what_they_need(profiled, code, absent):
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=os.environ, timeout=120)
     assert done.returncode == 0, done.stderr
     assert done.stderr.strip().splitlines()[-1] == "[]"
+
+
+def test_a_reader_that_goes_away_is_no_failure():
+    """As `toolkit list | head` does."""
+    code = "import sys; from toolkit.cli import main; sys.exit(main(['list']))"
+    command = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    command.stdout.close()
+    _, said = command.communicate(timeout=120)
+    assert (command.returncode, said) == (0, "")

@@ -1,6 +1,7 @@
 """The registry: options and keys, close matches, clashes that name both sources, plug-ins that fail."""
 
 import dataclasses
+import re
 from types import SimpleNamespace
 from typing import Literal
 
@@ -150,6 +151,26 @@ def test_a_module_that_cannot_be_registered_is_named_and_the_rest_work(monkeypat
     assert set(made.failures) == {"misnamed_module", "absent_module"}
     assert "kinds" in made.failures["misnamed_module"] and "ZeroDivisionError" in made.failures["absent_module"]
     assert "misnamed_module" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        (
+            {"toolkit_component": hookimpl(lambda: [Times])},
+            "implements no hook.*toolkit_components.*marks toolkit_component",
+        ),
+        ({"toolkit_components": lambda: [Times]}, "toolkit_components is not marked with @hookimpl"),
+        ({}, "no hook"),
+    ],
+)
+def test_a_module_that_gives_nothing_is_named(monkeypatch, capsys, names, words):
+    module = SimpleNamespace(**names)
+    found = [SimpleNamespace(name="slip", value="slip_module", dist=None, load=lambda: module)]
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: found)
+    made = Registry()
+    assert made.of_kind("scaler") == {}
+    assert re.search(words, made.failures["slip_module"]) and "slip_module" in capsys.readouterr().err
 
 
 def test_register_by_hand_replaces_itself():

@@ -7,6 +7,7 @@ on the line, shows the traceback. Verbs import what they need when they run.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -249,19 +250,24 @@ def main(arguments: list[str] | None = None) -> int:
     debug = "--debug" in given
     given = [a for a in given if a != "--debug"]
     try:
-        app(given, prog_name="toolkit")
+        try:
+            app(given, prog_name="toolkit")
+        finally:
+            sys.stdout.flush()  # so that a reader that went away is noticed here
     except ToolkitError as error:
         if debug:
             raise
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     except SystemExit as end:  # typer's own: help, usage errors
+        if type(sys.stdout).__name__ == "PacifyFlushWrapper":  # its mark of a reader that went away, as `head` does
+            return 0
         return end.code if isinstance(end.code, int) else 1
     except KeyboardInterrupt:
         print("interrupted; finished runs are kept, the same command goes on from there", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # the reader of a pipe went away
-        sys.stderr.close()
+    except BrokenPipeError:  # noticed only in the flush above
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left to write goes nowhere
         return 0
     except Exception as error:  # not foreseen: one line all the same, and the place for those who ask
         if debug:

@@ -68,6 +68,8 @@ class Registry:
                 plugin = point.load()
                 if not self.manager.is_registered(plugin):
                     self.add(plugin, f"{source}:{point.name}")
+                    if not any(caller.has_spec() for caller in self.manager.get_hookcallers(plugin) or ()):
+                        self._fail(source, _no_hook(plugin, point.value))
             except (Exception, SystemExit) as error:  # the module's own, or a hook whose arguments do not exist
                 text = " ".join(str(error).split())
                 self._fail(source, f"module {point.value!r} does not import: {type(error).__name__}: {text}")
@@ -153,6 +155,16 @@ class Registry:
         except Exception as error:  # a plug-in's own mistake: an annotation without a meaning, no default
             source = self.of_kind(kind)[name][1]
             raise RunError(f"{kind} {name!r} from {source} cannot be made: {type(error).__name__}: {error}") from error
+
+
+def _no_hook(plugin: object, module: str) -> str:
+    """Why a plug-in gives nothing: its hook is misspelled, unmarked, or not there."""
+    hook = next(name for name in vars(Hooks) if not name.startswith("_"))
+    if callable(getattr(plugin, hook, None)):
+        return f"module {module!r}: {hook} is not marked with @hookimpl"
+    marked = [name for name, value in vars(plugin).items() if hasattr(value, f"{PROJECT}_impl")]
+    found = f" (it marks {', '.join(marked)})" if marked else ""
+    return f"module {module!r} implements no hook: a function {hook}, marked with @hookimpl, is asked for{found}"
 
 
 def _validate(cls: Any) -> None:
