@@ -18,7 +18,11 @@ from pydantic import ValidationError
 import toolkit.schemas
 from toolkit.errors import InputError
 from toolkit.records.budget import Budget
+from toolkit.records.certificate import Certificate, CertifiedArm, CertifiedDraws, CertifiedRoom, tied
+from toolkit.records.lock import Lock
 from toolkit.records.plan import Plan
+from toolkit.records.report import mask
+from toolkit.records.study import Headroom
 from toolkit.schemas import KINDS, file_of, schema
 from toolkit.selection.select import select
 
@@ -46,8 +50,89 @@ def _documents():
             made.control("matched", "top-error", made.study.budgets[0], 3),
         ],
         "study": [made.study],
+        "lock": [_lock(made)],
+        "certificate": [_certificate(made, None), _certificate(made, _lock(made))],
     }
     return {kind: [json.loads(json.dumps(r.to_json())) for r in items] for kind, items in records.items()}
+
+
+def _lock(made):
+    """The lock of a builder's study."""
+    return Lock(
+        study=made.study.name,
+        form=made.study.form,
+        analysis=made.study.analysis,
+        declaration=made.study.declaration,
+        code={"toolkit": "0.1.0", "sources": "c0" * 32, "torch": "2.13.0"},
+        model=made.profile.model,
+        fingerprint=made.profile.fingerprint,
+        texts={name: text.sha256 for name, text in made.texts.items()},
+        created="2025-12-31T00:00:00+00:00",
+    )
+
+
+def _certificate(made, lock):
+    """A certificate of one arm and one control; with a lock, confirmatory and with headroom."""
+    budget = made.study.budgets[0]
+    arm, control = made.arm("top-error", budget), made.control("matched", "top-error", budget, 3)
+    outcomes = {text: score.loss for text, score in arm.scores.items()}
+    drawn = {text: [draw.scores[text].loss for draw in control.draws] for text in made.texts}
+    room = CertifiedRoom(
+        tokens=[511, 511],
+        chance=[1400.5, 1401.0],
+        arm=[1399.5, 1402.25],
+        oracle=[1.0, 2.0],
+        anti=[3.0, 4.0],
+        draws=[2.7],
+    )
+    rooms = {"python-topics": room} if lock else {}
+    plain = {text: r.model_dump(mode="json") for text, r in rooms.items()}
+    certified = CertifiedArm(
+        arm="top-error",
+        budget=str(budget),
+        selector=arm.selection.selector,
+        total_of="bottom-error" if lock else None,
+        mask=mask(frozenset(arm.selection.layers), made.names),
+        hash=arm.selection.layers_hash,
+        parameters=arm.selection.parameters,
+        bytes=arm.selection.bytes,
+        outcomes=outcomes,
+        headroom=rooms,
+        scored=tied(arm.selection.layers_hash, outcomes, plain),
+    )
+    draws = CertifiedDraws(
+        control="matched",
+        arm="top-error",
+        budget=str(budget),
+        law=control.law,
+        seed=7,
+        family=[str(budget)] if lock else None,
+        asked=3,
+        mismatch={"mean": 0.0, "largest": 0.0},
+        hashes=[f"{at:016x}" for at in range(3)],
+        outcomes=drawn,
+    )
+    return Certificate(
+        study=made.study.name,
+        question=made.study.question,
+        form=made.study.form,
+        profile=made.profile,
+        profile_hash=made.profile.hash,
+        base="nf4",
+        protect="none",
+        texts=made.texts,
+        budgets=[str(budget)],
+        analysis=made.study.analysis,
+        headroom=Headroom() if lock else None,
+        lock=lock,
+        exploratory=[] if lock else ["there is no lock"],
+        settings="5e" * 32,
+        arms=[certified],
+        controls=[draws],
+        reports={arm.run: "0a" * 32, control.run: "0b" * 32},
+        provenance={"toolkit": "0.1.0", "packages": {"torch": "2.13.0"}},
+        verdicts={"claims": [{"arm": "top-error", "p": 0.25}]},
+    ).sealed()
 
 
 DOCUMENTS = _documents()

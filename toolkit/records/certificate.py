@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import json
+import os
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field
 
-from toolkit.records.io import File, Record, digest
+from toolkit.records.io import File, Record, atomic, digest
 from toolkit.records.lock import Lock
 from toolkit.records.profile import Profile
 from toolkit.records.report import Law, Text
 from toolkit.records.study import Analysis, Headroom
+
+DIGITS = 16
+"""Hexadecimal digits of the hashes of single draws and arms: 64 bits, so that 10⁵ of them do not meet by chance."""
+
+
+def tied(*parts: Any) -> str:
+    """The first 16 digits of the SHA-256 of plain data as canonical JSON: a set of layers tied to what it scored."""
+    return digest(list(parts))[:DIGITS]
 
 
 class CertifiedRoom(Record):
@@ -28,7 +39,11 @@ class CertifiedRoom(Record):
 
 
 class CertifiedArm(Record):
-    """A judged selection: how it is made again, what it is, and what it scored."""
+    """A judged selection: how it is made again, what it is, and what it scored.
+
+    `scored` is the first 16 digits of the SHA-256 of `hash`, the outcomes and the scored windows (`tied`), so that an
+    altered score is laid to its arm.
+    """
 
     arm: str
     budget: str | None = None
@@ -41,12 +56,13 @@ class CertifiedArm(Record):
     bytes: int
     outcomes: dict[str, float]
     headroom: dict[str, CertifiedRoom] = {}
+    scored: str
 
 
 class CertifiedDraws(Record):
     """The draws of one control for one arm at one budget, as one hash and one outcome a text each.
 
-    `hashes[i]` are the first 16 digits of the SHA-256 of draw i's `layers_hash` and its outcomes.
+    `hashes[i]` are the first 16 digits of the SHA-256 of draw i's `layers_hash` and its outcomes (`tied`).
     """
 
     control: str
@@ -75,6 +91,7 @@ class Certificate(File):
     question: str
     form: Literal["full", "small"]
     profile: Profile
+    profile_hash: str = Field(description="`Profile.hash`: of all the rows, whereas the fingerprint is of the weights")
     base: str
     protect: str
     texts: dict[str, Text]
@@ -93,11 +110,34 @@ class Certificate(File):
 
     def sealed(self) -> Certificate:
         """The same certificate with its seal."""
-        return self.model_copy(update={"seal": self.expected_seal})
+        return self.model_copy(update={"seal": seal_of(self.to_json())})
 
-    @property
-    def expected_seal(self) -> str:
-        """SHA-256 of everything but the seal, as canonical JSON."""
-        data = self.to_json()
-        data.pop("seal", None)
-        return digest(data)
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the certificate, atomically: compact, one arm, control or layer a line."""
+        with atomic(path) as temporary:
+            temporary.write_text(render(self.to_json()), encoding="utf-8")
+        return Path(path)
+
+
+def seal_of(data: dict[str, Any]) -> str:
+    """SHA-256 of a certificate's plain data but its seal, as canonical JSON."""
+    return digest({key: value for key, value in data.items() if key != "seal"})
+
+
+def render(data: dict[str, Any]) -> str:
+    """The one text of a certificate's plain data: any other text of it was edited."""
+    return _broken(data, 2) + "\n"
+
+
+def _broken(value: Any, depth: int) -> str:
+    """JSON with a line for each key of the outer two levels, and for each item of their lists of mappings."""
+    if depth and isinstance(value, dict) and value:
+        items = [f"{json.dumps(key, ensure_ascii=False)}: {_broken(item, depth - 1)}" for key, item in value.items()]
+        return "{\n" + ",\n".join(items) + "\n}"
+    if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
+        return "[\n" + ",\n".join(_compact(item) for item in value) + "\n]"
+    return _compact(value)
+
+
+def _compact(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
