@@ -1,25 +1,33 @@
 """From a study to its runs: which selections are measured, in which order, and what they can show.
 
-A study gives two reference runs (nothing protected, everything protected); then, for each budget, one run an
-arm and one run for each arm and control, which holds all of the control's draws.
+A study gives two reference runs (nothing protected, everything protected) and the base once more, for the
+numerical floor; the sweep of single layers; for each budget, one run an arm, two reference selections at its
+memory, and one run for each arm and control, which holds all of the control's draws. Where the draws of a
+control are families over all budgets, each budget's run holds its member of every family.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from typing import Literal
+from collections.abc import Iterator, Mapping
 
 from toolkit.errors import InputError
-from toolkit.interfaces import Selector
+from toolkit.interfaces import Law, Selector
 from toolkit.records.budget import Budget
 from toolkit.records.profile import Profile
+from toolkit.records.report import Role
 from toolkit.records.selection import Selection
 from toolkit.records.study import Arm, Control, Study, slug
 from toolkit.registry import registry
-from toolkit.selection.select import draws, select
+from toolkit.selection import select as ask
 
 SIXTEEN_BIT = "16-bit"
 BASE = "base"
+RESTORE = "restore"
+QUANTIZE = "quantize"
+ORACLE = "oracle-additive"
+ANTI = "anti-oracle"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,19 +36,27 @@ class Run:
 
     Attributes:
         name: the folder's name.
-        selections: what is measured: one, or a control's draws.
-        like: the arm's selection that a control's draws are matched to.
+        selections: what is measured: one; a control's draws; or every layer by itself. Empty where it is fitted on
+            other runs' results, until they are there (`toolkit.runs.headroom`).
+        like: the arm's selection that draws or reference selections are matched to.
+        chain: draws go together over the budgets.
         labels: what must be said before it starts and beside its results.
     """
 
     name: str
-    role: Literal["reference", "arm", "control"]
+    role: Role
     arm: str
     selections: tuple[Selection, ...]
     budget: Budget | None = None
     control: str | None = None
     like: Selection | None = None
+    chain: bool = False
     labels: tuple[str, ...] = ()
+
+    @property
+    def many(self) -> bool:
+        """Whether it holds many draws, which are kept one by one."""
+        return self.role in ("control", "sweep")
 
 
 def quantizers(study: Study) -> list[str]:
@@ -57,8 +73,9 @@ def check(study: Study) -> None:
     """Refuse, before anything is loaded, components that do not exist or cannot do what the study asks.
 
     Raises:
-        InputError: an unknown quantizer or selector, a control that is not random, or an arm that needs another
-            selection to match.
+        InputError: an unknown quantizer or selector, a control that is not random or cannot draw the families that
+            it or the analysis asks for, an arm that needs another selection to match, or too few windows for the
+            headroom.
     """
     quantizers(study)
     registry.make("quantizer", study.protect)
@@ -74,6 +91,87 @@ def check(study: Study) -> None:
         selector = registry.make("selector", control.selector)
         if not selector.random:
             raise InputError(f"control {control.label!r}: {selector.key} is not random; a control needs draws")
+        if control.chain and not (isinstance(selector, Law) and selector.nests):
+            raise InputError(
+                f"control {control.label!r}: {selector.key} draws no nested families; leave `chain` out, or use a law "
+                "that does"
+            )
+    _check_analysis(study)
+    if study.headroom is not None:
+        _check_headroom(study)
+
+
+def _check_analysis(study: Study) -> None:
+    """Refuse a test or a correction that the declared control's draws do not allow."""
+    analysis, control = study.analysis, _declared(study)
+    selector: Selector = registry.make("selector", control.selector)
+    if analysis.test == "joint" and not goes_together(control, selector):
+        raise InputError(
+            f"analysis.test is joint, and the draws of control {control.label!r} are made budget by budget: declare "
+            "`chain: true` for it, a law whose draws are shared, or `test: each`"
+        )
+    if analysis.correction == "max-t" and not _shared(selector):
+        raise InputError(
+            f"analysis.correction is max-t, and every arm has draws of its own from control {control.label!r} "
+            f"({selector.key}): declare a law whose draws are shared by all arms, or `correction: holm`"
+        )
+    left_out = [a for a in analysis.arms or [arm.label for arm in study.arms] if a not in study.likes(control)]
+    if left_out:
+        raise InputError(
+            f"analysis.control is {control.label!r}, which is not matched to arm {left_out[0]!r}: add the arm to its "
+            "`like`, or leave it out of analysis.arms"
+        )
+
+
+def _check_headroom(study: Study) -> None:
+    assert study.headroom is not None
+    control = _declared(study)
+    if study.headroom.fit == "ridge":
+        for arm in _with_room(study):
+            if arm not in study.likes(control):
+                raise InputError(
+                    f"headroom.fit is ridge, and control {control.label!r} has no draws for arm {arm!r}: name the arm "
+                    "in its `like`, leave it out of headroom.arms, or fit the sweep"
+                )
+    if study.tokens is not None:
+        enough_windows(study, dict.fromkeys(study.texts, study.tokens // study.window))
+
+
+def enough_windows(study: Study, windows: Mapping[str, int]) -> None:
+    """Refuse a headroom whose fitting or scoring half would be a single window.
+
+    Args:
+        windows: text → how many it has.
+
+    Raises:
+        InputError: a text has fewer than 4.
+    """
+    for text, count in windows.items():
+        if study.headroom is not None and count < 4:
+            raise InputError(
+                f"headroom: text {text!r} has {count} windows of {study.window} tokens; one half fits the reference "
+                "selections and the other scores them, so that at least 4 are needed: more tokens, or smaller windows"
+            )
+
+
+def _declared(study: Study) -> Control:
+    """The control that claims are made against."""
+    return next(c for c in study.controls if c.label == study.analysis.control)
+
+
+def _shared(selector: Selector) -> bool:
+    return isinstance(selector, Law) and selector.shared
+
+
+def goes_together(control: Control, selector: Selector) -> bool:
+    """Whether draw i of every budget belongs to one family."""
+    return control.chain or _shared(selector)
+
+
+def _with_room(study: Study) -> list[str]:
+    """The arms whose headroom is measured."""
+    assert study.headroom is not None
+    return study.headroom.arms or [arm.label for arm in study.arms]
 
 
 def expand(study: Study, profile: Profile) -> list[Run]:
@@ -83,17 +181,23 @@ def expand(study: Study, profile: Profile) -> list[Run]:
         InputError: a selector refuses its budget, or no subset matches an arm (the arm is named).
     """
     runs = [reference(profile, SIXTEEN_BIT, profile.names), reference(profile, BASE, [])]
-    controls: list[Run] = []
+    if study.repeat:
+        again = reference(profile, BASE, [])
+        runs.append(dataclasses.replace(again, name=f"repeat--{BASE}", role="repeat"))
+    if study.headroom is not None and study.headroom.fit == "sweep":
+        runs += _sweeps(profile)
+    selections = _arm_selections(study, profile)
     for budget in study.budgets:
-        arms: dict[str, Selection] = {}
-        for arm in sorted(study.arms, key=lambda a: a.total_of is not None):  # those it depends on come first
-            arms[arm.label] = _arm_selection(study, arm, profile, budget, arms)
         for arm in study.arms:
-            runs.append(Run(f"{slug(str(budget))}--{arm.label}", "arm", arm.label, (arms[arm.label],), budget))
-        for control in study.controls:
-            for label in study.likes(control):
-                controls.append(_control_run(study, control, label, profile, budget, arms[label]))
-    runs += controls
+            name = f"{slug(str(budget))}--{arm.label}"
+            runs.append(Run(name, "arm", arm.label, (selections[arm.label][budget],), budget))
+    oracles = [] if study.headroom is None else _oracles(study, selections)
+    controls: list[Run] = []
+    for control in study.controls:
+        for label in study.likes(control):
+            controls += _control_runs(study, control, label, profile, selections[label])
+    controls.sort(key=lambda run: study.budgets.index(run.budget))  # a budget's runs stand together
+    runs += controls + oracles if study.headroom is not None and study.headroom.fit == "ridge" else oracles + controls
     names = [run.name for run in runs]
     for name in names:
         if names.count(name) > 1:
@@ -103,39 +207,116 @@ def expand(study: Study, profile: Profile) -> list[Run]:
     return runs
 
 
+def _arm_selections(study: Study, profile: Profile) -> dict[str, dict[Budget, Selection]]:
+    """Arm → budget → its selection, budgets in the study's order."""
+    found: dict[str, dict[Budget, Selection]] = {arm.label: {} for arm in study.arms}
+    for budget in study.budgets:
+        arms: dict[str, Selection] = {}
+        for arm in sorted(study.arms, key=lambda a: a.total_of is not None):  # those it depends on come first
+            arms[arm.label] = _arm_selection(study, arm, profile, budget, arms)
+            found[arm.label][budget] = arms[arm.label]
+    return found
+
+
 def _arm_selection(study: Study, arm: Arm, profile: Profile, budget: Budget, arms: dict[str, Selection]) -> Selection:
     """An arm's selection; under `total_of`, with the total that the other arm reached as its budget (in bytes)."""
     if arm.total_of is not None:
         budget = Budget(bytes=arms[arm.total_of].bytes)
-    try:
-        return select(arm.selector, profile, budget, seed=study.seed)
-    except InputError as error:
-        raise InputError(f"arm {arm.label!r}, budget {budget}: {error}") from None
+    with _naming(f"arm {arm.label!r}, budget {budget}"):
+        return ask.select(arm.selector, profile, budget, seed=study.seed)
 
 
-def _control_run(study: Study, control: Control, label: str, profile: Profile, budget: Budget, like: Selection) -> Run:
-    try:
-        found = draws(control.selector, profile, like=like, count=control.draws, seed=study.seed)
-    except InputError as error:
-        raise InputError(f"control {control.label!r} of arm {label!r}, budget {budget}: {error}") from None
-    labels = []
-    if len(found) < control.draws:
-        labels.append(f"only {len(found)} subsets exist of the {control.draws} draws asked for; all are used")
-    smallest = 1 / (1 + len(found))
-    if control.label == study.analysis.control and smallest > study.analysis.level:
-        labels.append(
-            f"descriptive: {len(found)} draws give no p below {smallest:.3g}, and the declared level is "
-            f"{study.analysis.level:g}"
+def _control_runs(
+    study: Study, control: Control, label: str, profile: Profile, likes: Mapping[Budget, Selection]
+) -> list[Run]:
+    """A control's runs for one arm, one a budget."""
+    selector: Selector = registry.make("selector", control.selector)
+    together = goes_together(control, selector)
+    drawn: dict[Budget, list[Selection]] = {}
+    where = f"control {control.label!r} of arm {label!r}"
+    if together:
+        with _naming(f"{where}, all budgets"):
+            families = ask.chains(selector, profile, likes=list(likes.values()), count=control.draws, seed=study.seed)
+        drawn = {budget: [family[at] for family in families] for at, budget in enumerate(likes)}
+    else:
+        for budget, like in likes.items():
+            with _naming(f"{where}, budget {budget}"):
+                drawn[budget] = ask.draws(selector, profile, like=like, count=control.draws, seed=study.seed)
+    return [
+        Run(
+            name=f"{slug(str(budget))}--{label}--{control.label}",
+            role="control",
+            arm=label,
+            selections=tuple(found),
+            budget=budget,
+            control=control.label,
+            like=likes[budget],
+            chain=together,
+            labels=tuple(_control_labels(study, control, len(found), together)),
         )
-    name = f"{slug(str(budget))}--{label}--{control.label}"
-    return Run(name, "control", label, tuple(found), budget, control.label, like, tuple(labels))
+        for budget, found in drawn.items()
+    ]
+
+
+@contextlib.contextmanager
+def _naming(where: str) -> Iterator[None]:
+    """An error of a selector names the part of the study that asked."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from None
+
+
+def _control_labels(study: Study, control: Control, found: int, together: bool) -> list[str]:
+    """What must be said of so many draws of a control."""
+    said = []
+    if found < control.draws:
+        what = "families" if together else "subsets"
+        said.append(f"only {found} {what} exist of the {control.draws} draws asked for; all are used")
+    analysis = study.analysis
+    reached = study.reachable(found)
+    if control.label == analysis.control and reached > analysis.level:
+        after = ""
+        if reached > 1 / (1 + found):
+            after = f" ({reached:.3g} after correction for {study.family_size} claims)"
+        said.append(
+            f"descriptive: {found} draws give no p below {1 / (1 + found):.3g}{after}, and the declared level is "
+            f"{analysis.level:g}"
+        )
+    return said
+
+
+def _oracles(study: Study, selections: Mapping[str, Mapping[Budget, Selection]]) -> list[Run]:
+    """Two reference selections at each arm's memory; what they are is fitted later."""
+    return [
+        Run(f"{slug(str(budget))}--{arm}--{name}", "oracle", arm, (), budget, name, selections[arm][budget])
+        for budget in study.budgets
+        for arm in _with_room(study)
+        for name in (ORACLE, ANTI)
+    ]
+
+
+def _sweeps(profile: Profile) -> list[Run]:
+    """Each layer alone restored to 16 bit, all others quantized; and each alone quantized. Draw i is layer i."""
+    names = profile.names
+    restored = tuple(_fixed(profile, RESTORE, [name]) for name in names)
+    quantized = tuple(_fixed(profile, QUANTIZE, [other for other in names if other != name]) for name in names)
+    return [
+        Run(f"sweep--{RESTORE}", "sweep", RESTORE, restored),
+        Run(f"sweep--{QUANTIZE}", "sweep", QUANTIZE, quantized),
+    ]
 
 
 def reference(profile: Profile, name: str, layers: list[str]) -> Run:
     """The run in which every layer is protected, or none."""
+    return Run(f"reference--{name}", "reference", name, (_fixed(profile, name, layers),))
+
+
+def _fixed(profile: Profile, name: str, layers: list[str]) -> Selection:
+    """A selection that no selector made."""
     chosen = set(layers)
     rows = [row for row in profile.layers if row.name in chosen]
-    selection = Selection(
+    return Selection(
         selector=name,
         model=profile.model,
         fingerprint=profile.fingerprint,
@@ -144,14 +325,30 @@ def reference(profile: Profile, name: str, layers: list[str]) -> Run:
         bytes=sum(row.bytes for row in rows),
         of={"layers": len(profile), "parameters": profile.parameters, "bytes": profile.bytes},
     )
-    return Run(f"reference--{name}", "reference", name, (selection,))
 
 
 def labels(study: Study, runs: list[Run]) -> list[str]:
-    """What is said before the first measurement, each once."""
+    """What is said before the first measurement, each once: also which level the draws can reach."""
     said = []
     if study.form == "small":
         said.append("small form: fewer budgets, draws and tokens than the full study")
+    draws = [len(run.selections) for run in runs if run.control == study.analysis.control and run.role == "control"]
+    if draws:
+        said.append(_family(study, min(draws)))
     for run in runs:
         said += [f"{run.name}: {label}" for label in run.labels]
     return said
+
+
+def _family(study: Study, draws: int) -> str:
+    """The declared family of claims, and the smallest corrected p that so many draws can give."""
+    analysis = study.analysis
+    parts = [f"{len(analysis.arms or study.arms)} arms", f"{len(study.texts)} texts"]
+    if analysis.test == "each":
+        parts.append(f"{len(study.budgets)} budgets")
+    if analysis.exclusions:
+        parts.append("less the exclusions")
+    return (
+        f"{study.family_size} claims ({', '.join(parts)}), test {analysis.test}, correction {analysis.correction}: "
+        f"{draws} draws reach p = {study.reachable(draws):.3g}, and the declared level is {analysis.level:g}"
+    )

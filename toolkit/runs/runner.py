@@ -345,6 +345,7 @@ def _law(run: design.Run) -> Law:
         selector=first.selector,
         options=first.options,
         like=run.arm,
+        chain=run.chain,
         feasible_subsets=first.feasible_subsets,
         inclusion=first.inclusion,
         single_total=first.single_total,
