@@ -40,3 +40,14 @@ def whole(builders, tmp_path_factory):
     made = builders.Builder(tmp_path_factory.mktemp("whole") / "study", study)
     made.write(rows=True)
     return made
+
+
+@pytest.fixture(scope="session")
+def full(builders, tmp_path_factory):
+    """A finished and locked study with every kind of run and the real laws' draws; it is only read."""
+    study = builders.make_full_study(texts=("python-topics", "wikitext2"))
+    made = builders.Builder(tmp_path_factory.mktemp("full") / "study", study, windows=16)
+    made.seal()
+    made.write(rows=True)
+    study.save(made.results / "study.json")
+    return made

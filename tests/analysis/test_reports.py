@@ -3,11 +3,13 @@
 import gzip
 import json
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from toolkit.analysis import report_file, reports, windows, workers
+from toolkit.analysis.study_evidence import evidence
 from toolkit.errors import InputError
 from toolkit.records.report import Report, unmask
 
@@ -181,10 +183,10 @@ def test_incomplete_reports_are_refused(builder):
     control = made.results / "layers-0.1--top-error--matched" / "report.json"
     for path, edit, message in (
         (arm, lambda d: d["scores"].pop("b"), "no score on text 'b'"),
-        (arm, lambda d: d.pop("selection"), "has a selection; found none"),
-        (arm, lambda d: d.pop("budget"), "has a budget; found none"),
-        (control, lambda d: d.pop("law"), "one of them is missing"),
-        (control, lambda d: d.update(draws=[]), "one of them is missing"),
+        (arm, lambda d: d.pop("selection"), "selection is missing"),
+        (arm, lambda d: d.pop("budget"), "budget is missing"),
+        (control, lambda d: d.pop("law"), "law is missing"),
+        (control, lambda d: d.update(draws=[]), "draws is missing"),
         (control, lambda d: d["draws"][2]["scores"].pop("a"), "draw 2: no score on text 'a'"),
         (control, lambda d: d["draws"][2].update(mask="0xzz"), "invalid literal for int.*0xzz"),
         (control, lambda d: d["draws"][2].update(mask=d["draws"][0]["mask"]), "drawn twice"),
@@ -217,11 +219,13 @@ def test_windows_are_read_and_checked_against_their_hash(whole):
     run = results.arms["layers=0.1", "top-error"]
     found = windows.by_window(run)
     assert set(found) == {"python-topics", "wikitext2"}
-    entry = found["wikitext2"]
-    assert entry.windows == list(range(8)) and entry.tokens == [511] * 8
-    assert sum(entry.nll) / sum(entry.tokens) == pytest.approx(run.scores["wikitext2"].loss, rel=1e-12)
+    assert len(found["wikitext2"]) == 8
+    assert sum(found["wikitext2"]) / (511 * 8) == pytest.approx(run.scores["wikitext2"].loss, rel=1e-12)
+    control = results.controls["layers=0.1", "top-error", "matched"]
+    drawn = windows.draws_by_window(control)["wikitext2"]
+    assert drawn.sum(axis=1) / (511 * 8) == pytest.approx(control.draws.outcomes["wikitext2"]["loss"], rel=1e-12)
     with pytest.raises(InputError, match="names no rows file"):
-        windows.rows(results.controls["layers=0.1", "top-error", "matched"])
+        windows.draws_by_window(replace(control, rows=None))
 
 
 def test_wrong_rows_are_refused(builder):
@@ -245,7 +249,7 @@ def test_wrong_rows_are_refused(builder):
         (["[1, 2]", "[3, 4]"], ["text", "window"], 3, "has 2 rows, and .* states 3"),
         (["[1, 2"], ["text", "window"], 1, "rows.jsonl.gz:1"),
         (['{"text": 1}'], ["text", "window"], 1, "a list of 2 values"),
-        (["[1, 2]"], ["text", "window"], 1, "no column 'tokens'"),
+        (["[1, 2]"], ["text", "window"], 1, "no column 'draw'"),
     ],
 )
 def test_rows_of_another_shape_are_refused(builder, lines, columns, count, message):
@@ -361,3 +365,123 @@ def test_workers_that_fail_are_done_without(whole, monkeypatch, broken):
         }
         monkeypatch.setattr(workers, "START", code[broken])
     assert same(workers.read_reports(paths, 3), workers.read_reports(paths))
+
+
+def test_every_role_is_read(full):
+    results = reports.read(full.folder)
+    assert set(results.sweeps) == {"restore", "quantize"} and results.repeat.arm == "base"
+    names = ("oracle-additive", "anti-oracle")
+    expected = {(b, a, n) for b in results.budgets for a in ("top-error", "bottom-error") for n in names}
+    assert set(results.oracles) == expected
+    assert results.lock == full.lock and len(results.marks) == results.count == 50
+    assert {mark.started for mark in results.marks} == {"2026-01-01T00:00:00Z"}
+    for kind, run in results.sweeps.items():
+        raw = json.loads(run.path.read_text())
+        assert [d["scores"]["wikitext2"]["loss"] for d in raw["draws"]] == run.draws.outcomes["wikitext2"][
+            "loss"
+        ].tolist()
+        alone = [1 << at for at in range(210)]
+        assert run.draws.sets == (alone if kind == "restore" else [2**210 - 1 - one for one in alone])
+    law = results.controls["layers=0.1", "top-error", "permuted"].law
+    assert law.shared and law.chain and law.inclusion is None
+    control = results.controls["layers=0.1", "top-error", "permuted"]
+    assert report_file.law_of(control) == Report.load(control.path).law
+
+
+def test_reports_of_several_locks_have_none(builder):
+    made = builder(draws=2, budgets=("layers=0.1",))
+    made.write()
+    assert reports.read(made.folder).lock is None
+    made.seal()
+    made.put(made.reference("base"))
+    assert reports.read(made.folder).lock is None
+    made.write()
+    assert reports.read(made.folder).lock == made.lock
+
+
+def test_families_may_repeat_a_set_and_their_numbers_count(builders, tmp_path):
+    """Draw i of every budget goes together, so a number may neither be missing nor stand twice."""
+    study = builders.make_full_study(draws=6, few=3, headroom=None, repeat=False, budgets=("layers=0.1", "layers=0.2"))
+    made = builders.Builder(tmp_path / "study", study)
+    made.write()
+    budget = study.budgets[0]
+    report = made.control("permuted", "top-error", budget, 6)
+    same = [d.model_copy(update={"mask": report.draws[0].mask}) for d in report.draws]
+    made.put(report.model_copy(update={"draws": same}))
+    assert len(set(reports.read(made.folder).controls[str(budget), "top-error", "permuted"].draws.sets)) == 1
+    made.put(report.model_copy(update={"draws": [*same[:2], *same[3:]]}))
+    with pytest.raises(InputError, match=r"permuted.*draw 2 is missing"):
+        reports.read(made.folder)
+    made.put(report.model_copy(update={"draws": [*same, same[4]]}))
+    with pytest.raises(InputError, match="draw 4 stands twice"):
+        reports.read(made.folder)
+    made.put(report.model_copy(update={"draws": list(report.draws[4:])}))
+    made.put(report.model_copy(update={"run": report.run + "-b", "draws": list(report.draws[:4])}))
+    found = reports.read(made.folder).controls[str(budget), "top-error", "permuted"].draws
+    assert found.index.tolist() == list(range(6)) and [hex(s) for s in found.sets] == [d.mask for d in report.draws]
+    assert found.outcomes["python-topics"]["loss"].tolist() == [d.scores["python-topics"].loss for d in report.draws]
+
+
+def test_a_sweep_that_is_none_is_refused(builders, tmp_path):
+    study = builders.make_full_study(draws=3, few=3, budgets=("layers=0.1",), test="each")
+    made = builders.Builder(tmp_path / "study", study)
+    made.write()
+    report = made.sweep("restore")
+    for draws in (report.draws[:-1], [*report.draws[1:], report.draws[0]]):
+        made.put(report.model_copy(update={"draws": list(draws)}))
+        with pytest.raises(InputError, match="each of the 210 layers alone"):
+            reports.read(made.folder)
+    made.put(report.model_copy(update={"layers": None}))
+    with pytest.raises(InputError, match="layers is missing"):
+        reports.read(made.folder)
+    made.put(report)
+    oracle = made.oracle("anti-oracle", "top-error", study.budgets[0])
+    made.put(oracle.model_copy(update={"run": "copy"}))
+    with pytest.raises(InputError, match="both tell of oracle 'top-error'"):
+        reports.read(made.folder)
+
+
+def test_evidence_is_what_the_reports_and_rows_say(full):
+    """Outcomes, and the second half of the windows, read again by other means."""
+    found = evidence(reports.read(full.folder))
+    assert [(a.budget, a.arm) for a in found.arms] == [
+        (str(b), a.label) for b in full.study.budgets for a in full.study.arms
+    ]
+    assert found.texts == ("python-topics", "wikitext2") and found.headroom == full.study.headroom
+    arm = found.arms[-1]
+    budget = full.study.budgets[-1]
+    assert [c.control for c in arm.chances] == ["matched", "permuted", "composition", "shuffled"]
+    raw = json.loads((full.results / "layers-0.2--bottom-error--matched" / "report.json").read_text())
+    sizes = np.array([d["parameters"] for d in raw["draws"]])
+    off = sizes / arm.parameters - 1
+    assert arm.chances[0].mismatch == (pytest.approx(off.mean()), pytest.approx(max(off, key=abs)))
+    for text in found.texts:
+        room = arm.headroom[text]
+        losses = [d["scores"][text]["loss"] for d in raw["draws"]]
+        assert arm.chances[0].outcomes[text].tolist() == losses
+        sets = [frozenset(unmask(d["mask"], full.names)) for d in raw["draws"]]
+        nll = np.array([full.nll(chosen, text)[8:] for chosen in sets])
+        assert room.chance == pytest.approx(nll.mean(axis=0), rel=1e-12)
+        assert room.draws == pytest.approx(nll.sum(axis=1) / (8 * 511), rel=1e-12)
+        assert room.tokens.tolist() == [511.0] * 8
+        for name, values in (("oracle-additive", room.oracle), ("anti-oracle", room.anti)):
+            chosen = frozenset(full.oracle(name, "bottom-error", budget).selection.layers)
+            assert values.tolist() == full.nll(chosen, text)[8:]
+        assert room.arm.tolist() == full.nll(full.chosen("bottom-error", budget), text)[8:]
+
+
+def test_headroom_needs_all_its_runs(builders, tmp_path):
+    import shutil
+
+    study = builders.make_full_study(draws=3, few=3, budgets=("layers=0.1",), test="each")
+    made = builders.Builder(tmp_path / "study", study)
+    made.write(rows=True)
+    shutil.rmtree(made.results / "layers-0.1--top-error--anti-oracle")
+    found = evidence(reports.read(made.folder))
+    assert [bool(a.headroom) for a in found.arms] == [False, True]
+    path = made.results / "layers-0.1--bottom-error--oracle-additive" / "report.json"
+    made.windows = 6
+    made.put(made.oracle("oracle-additive", "bottom-error", study.budgets[0]), rows=True)
+    change(path, lambda d: d["texts"]["python-topics"].update(windows=8, tokens=4096))
+    with pytest.raises(InputError, match="hold 6 windows of text 'python-topics', and 8 are stated"):
+        evidence(reports.read(made.folder))

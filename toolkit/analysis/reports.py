@@ -252,9 +252,8 @@ def _numbered(group: list[Run]) -> None:
     """Refuse draws that go together with others by their number, and lack one or have it twice."""
     found = np.concatenate([run.draws.index for run in group if run.draws is not None])
     counts = np.bincount(found[found >= 0], minlength=len(found))
-    for number, wrong in ((np.argmin(counts > 0), counts.min() < 1), (np.argmax(counts), counts.max() > 1)):
-        if wrong:
-            what = "is missing" if not counts[number] else "stands twice"
+    for number, what in ((np.argmax(counts > 1), "stands twice"), (np.argmin(counts), "is missing")):
+        if counts[number] != 1:
             raise InputError(
                 f"{group[-1].path}: draw {int(number)} {what}, there or in another report of the same control; draws "
                 "of this law go together by their numbers, from 0 on"
