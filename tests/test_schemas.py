@@ -22,7 +22,6 @@ from toolkit.records.certificate import Certificate, CertifiedArm, CertifiedDraw
 from toolkit.records.lock import Lock
 from toolkit.records.plan import Plan
 from toolkit.records.report import mask
-from toolkit.records.study import Headroom
 from toolkit.schemas import KINDS, file_of, schema
 from toolkit.selection.select import select
 
@@ -113,17 +112,10 @@ def _certificate(made, lock):
         outcomes=drawn,
     )
     return Certificate(
-        study=made.study.name,
-        question=made.study.question,
-        form=made.study.form,
+        study=made.study,
         profile=made.profile,
         profile_hash=made.profile.hash,
-        base="nf4",
-        protect="none",
         texts=made.texts,
-        budgets=[str(budget)],
-        analysis=made.study.analysis,
-        headroom=Headroom() if lock else None,
         lock=lock,
         exploratory=[] if lock else ["there is no lock"],
         settings="5e" * 32,

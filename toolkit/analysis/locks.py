@@ -6,25 +6,13 @@ import datetime
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from toolkit.errors import InputError
 from toolkit.records.lock import LOCK, Lock
 
 if TYPE_CHECKING:
-    from toolkit.analysis.reports import Results
-
-
-class Mark(Protocol):
-    """What one report says of its lock: where it lies, the hash that it carries, and when its run started (UTC)."""
-
-    @property
-    def path(self) -> Path: ...
-    @property
-    def lock(self) -> str | None: ...
-    @property
-    def started(self) -> str: ...
+    from toolkit.analysis.reports import Mark, Results
 
 
 @dataclass(frozen=True)
@@ -46,7 +34,6 @@ def status(results: Results) -> Status:
 
     They are where the lock file beside them declares this very study (analysis, declaration, form), of these
     weights and texts, was written before the first run started, and every report carries its hash.
-    `results.marks` holds one `Mark` a report.
     """
     path = results.folder / LOCK
     carried = [mark for mark in results.marks if mark.lock is not None]
@@ -60,7 +47,7 @@ def status(results: Results) -> Status:
     try:
         lock = Lock.load(path)
     except InputError as error:
-        return Status(False, (f"{LOCK} is damaged: {error}",), None)
+        return Status(False, ("the lock is damaged: " + str(error).replace(str(path), LOCK),), None)
     found = lock.hash
     reasons = [*_declared(lock, results), *_carried(found, results.marks), *_younger(lock, results.marks)]
     return Status(not reasons, tuple(reasons), found)
@@ -140,8 +127,10 @@ def _younger(lock: Lock, marks: Iterable[Mark]) -> Iterator[str]:
         )
 
 
-def _time(text: str) -> datetime.datetime:
-    """A moment in UTC; one without a zone is taken for UTC."""
+def _time(text: str | None) -> datetime.datetime:
+    """A moment in UTC; one without a zone is taken for UTC. A ValueError where it is none."""
+    if text is None:
+        raise ValueError("no moment")
     moment = datetime.datetime.fromisoformat(text)
     return moment.replace(tzinfo=datetime.UTC) if moment.tzinfo is None else moment.astimezone(datetime.UTC)
 

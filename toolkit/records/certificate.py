@@ -13,7 +13,7 @@ from toolkit.records.io import File, Record, atomic, digest
 from toolkit.records.lock import Lock
 from toolkit.records.profile import Profile
 from toolkit.records.report import Law, Text
-from toolkit.records.study import Analysis, Headroom
+from toolkit.records.study import Study
 
 DIGITS = 16
 """Hexadecimal digits of the hashes of single draws and arms: 64 bits, so that 10⁵ of them do not meet by chance."""
@@ -81,23 +81,17 @@ class Certificate(File):
     """A control: profile, laws, draws, locked analysis, outcomes and verdicts; `seal` is the hash of all the rest.
 
     Attributes:
+        study: as declared (analysis, arms, controls, seed), less its small form; a lock seals this very declaration.
         exploratory: why the results are exploratory; empty where they are confirmatory.
         reports: run → SHA-256 of the report that its numbers were taken from.
         verdicts: what the analysis found; `toolkit verify` computes all of it again.
     """
 
     kind: Literal["certificate"] = "certificate"
-    study: str
-    question: str
-    form: Literal["full", "small"]
+    study: Study
     profile: Profile
     profile_hash: str = Field(description="`Profile.hash`: of all the rows, whereas the fingerprint is of the weights")
-    base: str
-    protect: str
     texts: dict[str, Text]
-    budgets: list[str]
-    analysis: Analysis
-    headroom: Headroom | None = None
     lock: Lock | None = None
     exploratory: list[str] = []
     settings: str
