@@ -39,6 +39,7 @@ _HOME = {
     "draws": "toolkit.selection.select",
     "build": "toolkit.runs.building",
     "run": "toolkit.runs.runner",
+    "lock": "toolkit.runs.locking",
     "table": "toolkit.analysis.table",
     "figure": "toolkit.analysis.figure",
     "demo_model": "toolkit.weights.demo_model",
@@ -87,6 +88,7 @@ if TYPE_CHECKING:
     from toolkit.registry import hookimpl as hookimpl
     from toolkit.registry import register as register
     from toolkit.runs.building import build as build
+    from toolkit.runs.locking import lock as lock
     from toolkit.runs.runner import run as run
     from toolkit.selection.select import select as select
     from toolkit.weights.profiling import profile as profile

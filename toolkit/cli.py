@@ -156,6 +156,28 @@ def run(
 
 
 @app.command()
+def lock(
+    study: Study,
+    out: Annotated[Path | None, typer.Option(help="Folder of the results (default: the study's own).")] = None,
+    small: Annotated[bool, typer.Option("--small", help="The study's small form.")] = False,
+    model: Annotated[str | None, typer.Option(help="Model instead of the study's, as `run` will be given it.")] = None,
+    text: Annotated[
+        list[str] | None, typer.Option(help="Text instead of the study's, as `run` will be given it; repeatable.")
+    ] = None,
+) -> None:
+    """Seal a study's analysis before its first run; prints the hash that every report will carry.
+
+    Example: toolkit lock studies/ranking-control --small --out demo
+    """
+    from toolkit.records.lock import Lock
+    from toolkit.runs.locking import lock as seal
+
+    path = seal(study, out=out, small=small, model=model, texts=text)
+    print(Lock.load(path).hash)
+    print(f"locked in {path}", file=sys.stderr)
+
+
+@app.command()
 def table(
     study: Study,
     format: Annotated[str, typer.Option("--format", help="md, json, csv or latex.")] = "md",

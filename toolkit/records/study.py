@@ -224,10 +224,12 @@ class Study(File):
 
     @property
     def declaration(self) -> str:
-        """Hash of what is declared: the study less its small form, each text's file by its name alone."""
-        data = self.model_copy(
-            update={"small": None, "texts": {name: Path(source).name for name, source in self.texts.items()}}
-        )
+        """Hash of what is declared: the study less its small form, its model and each text's file by name alone.
+
+        Folders are a matter of the machine; weights and texts have hashes of their own.
+        """
+        texts = {name: Path(source).name for name, source in self.texts.items()}
+        data = self.model_copy(update={"small": None, "model": Path(self.model).name, "texts": texts})
         return digest(data.to_json())
 
     @classmethod

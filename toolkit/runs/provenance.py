@@ -59,10 +59,10 @@ class Recorder:
         self._clock = time.perf_counter()
         self._base = _reset_memory(self.device)
 
-    def finish(self, fallbacks: Mapping[str, int] | None = None) -> Provenance:
-        """The provenance of the run that began last."""
+    def finish(self, fallbacks: Mapping[str, int] | None = None, *, threads: int | None = None) -> Provenance:
+        """The provenance of the run that began last; `threads`, where it had another number of them than the others."""
         return Provenance(
-            **self._common,
+            **self._common | ({} if threads is None else {"threads": threads}),
             started=self._started.isoformat(),
             seconds=round(time.perf_counter() - self._clock, 3),
             peak_memory=self._base | _peak_memory(self.device),

@@ -1,36 +1,33 @@
 """The study runner: one command from a study file to a folder of reports.
 
 The model is loaded once and its layers are switched between selections. What is on disk is not measured again,
-an interrupted study goes on where it stopped, and results of different settings are never mixed.
+an interrupted study goes on where it stopped, and results of different settings are never mixed. A run that is
+fitted on others' results comes after them.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import os
+import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from toolkit.errors import InputError, RunError
-from toolkit.records.io import parse
-from toolkit.records.plan import Plan
+from toolkit.errors import InputError
 from toolkit.records.profile import Profile
-from toolkit.records.report import Draw, Law, Report, Text, mask
-from toolkit.records.selection import Selection
-from toolkit.records.study import Study, study_file
-from toolkit.runs import design, results, texts
-from toolkit.runs.evaluation import Evaluation, total, window_scores
-from toolkit.runs.models import choose_device, compute_dtype, load_model, load_tokenizer
+from toolkit.records.report import Report
+from toolkit.records.study import Study
+from toolkit.runs import design, headroom, locking, reporting, results
+from toolkit.runs import texts as reading
+from toolkit.runs.asking import asked
+from toolkit.runs.bench import Bench
+from toolkit.runs.models import choose_device, compute_dtype, load_tokenizer
 from toolkit.runs.progress import Progress
 from toolkit.runs.provenance import Recorder
-from toolkit.runs.sweep import Sweep
 
 if TYPE_CHECKING:
     import torch
-
-IN_FLIGHT = {"cpu": 1, "other": 32}
-"""Measurements that may wait on the device before their numbers are fetched and kept."""
 
 
 def run(
@@ -46,6 +43,9 @@ def run(
 ) -> Path:
     """Run a study, or what is missing of it; the folder of its results.
 
+    Where a lock stands in that folder (`toolkit.runs.locking`) and everything still is as it was locked, each
+    report carries the lock's hash; else what differs is said, and the reports carry none.
+
     Args:
         study: a study's folder or its `study.yaml`; or a Study, and then `out` is needed.
         model: instead of the study's: a Hugging Face id, a local directory, or `demo`.
@@ -60,39 +60,11 @@ def run(
         InputError: the study, the model or a text cannot be used, or the folder holds results of other settings.
         RunError: the disk is full, or a loss is not finite; what was finished is kept.
     """
-    if isinstance(study, Study):
-        if out is None or small:
-            raise InputError(
-                "a Study given as an object needs `out`, and has its form already: Study.read(…, small=True)"
-            )
-        file, declared = Path(f"study {study.name}"), study
-    else:
-        file = study_file(study)
-        declared = Study.read(file, small=small)
-    declared = _with(declared, file, model, texts)
-    design.check(declared)
-    folder = Path(out) if out is not None else file.parent / ("results-small" if small else "results")
+    what = asked(study, model=model, texts=texts, out=out, small=small)
     target = choose_device(device)
-    with results.locked(folder):
-        results.tidy(folder)
-        return _Runner(declared, folder, target, compute_dtype(target, dtype), file.parent, progress).run()
-
-
-def _with(
-    study: Study,
-    file: Path,
-    model: str | os.PathLike[str] | None,
-    given: Mapping[str, str] | Iterable[str] | None,
-) -> Study:
-    """The study with another model or other texts."""
-    data = study.to_json()
-    if model is not None:
-        data["model"] = os.fspath(model)
-    if given is not None:
-        data["texts"] = dict(given) if isinstance(given, Mapping) else texts.parse_texts(given)
-        if not data["texts"]:
-            raise InputError("no text is given; leave `texts` out for the study's own")
-    return parse(Study, data, str(file), {})
+    with results.locked(what.folder):
+        results.tidy(what.folder)
+        return _Runner(what.study, what.folder, target, compute_dtype(target, dtype), what.home, progress).run()
 
 
 @dataclasses.dataclass
@@ -107,31 +79,29 @@ class _Runner:
     progress: bool
 
     def run(self) -> Path:
-        documents = {name: texts.read_text(source) for name, source in self.study.texts.items()}
+        documents = {name: reading.read_text(source) for name, source in self.study.texts.items()}
         self.profile = self._profile()
         tokenizer = load_tokenizer(self.study.model)
         self.windows = {
-            name: texts.cut(document, tokenizer, window=self.study.window, tokens=self.study.tokens)
+            name: reading.cut(document, tokenizer, window=self.study.window, tokens=self.study.tokens)
             for name, document in documents.items()
         }
+        design.enough_windows(self.study, {name: w.record.windows for name, w in self.windows.items()})
         runs = design.expand(self.study, self.profile)
         results.same_study(self.folder, self.study)
         self.settings = results.same_settings(self.folder, self._settings())
         results.only_these(self.folder, [run.name for run in runs])
-        todo = []
-        for run in runs:
-            report, message = results.finished(self.folder / run.name, self.settings)
-            if message:
-                _say(f"warning: {message}")
-            if report is None:
-                todo.append(run)
-            else:
-                self._expect(report, run)
-        for label in design.labels(self.study, todo):
-            _say(f"note: {label}")
+        self.fit = headroom.Fit(self.study, self.profile, self.folder)
+        todo = self._missing(runs)
         if len(todo) < len(runs):
             _say(f"{len(runs) - len(todo)} of {len(runs)} runs are on disk already")
+        hashes = {name: w.record.sha256 for name, w in self.windows.items()}
+        self.lock, differing = locking.standing(self.folder, self.study, self.profile.fingerprint, hashes)
+        for label in design.labels(self.study, todo):
+            _say(f"note: {label}")
         if todo:
+            if differing:
+                _say(f"warning: exploratory: {'; '.join(differing)}")
             self._measure(todo)
         return self.folder
 
@@ -174,11 +144,39 @@ class _Runner:
             "device": self.device.type,
         }
 
-    def _expect(self, report: Report, run: design.Run) -> None:
-        """Refuse a sound report that tells of other selections than the study now gives."""
+    def _missing(self, runs: list[design.Run]) -> list[design.Run]:
+        """The runs that no sound report tells of; what is fitted on a missing one is looked at when its turn comes."""
+        todo: list[design.Run] = []
+        for run in runs:
+            if not run.selections:
+                if {one.name for one in todo} & set(headroom.needs(self.study, run)):
+                    todo.append(run)
+                    continue
+                run = self._fitted(run)
+            if not self._finished(run):
+                todo.append(run)
+        return todo
+
+    def _fitted(self, run: design.Run) -> design.Run:
+        return dataclasses.replace(run, selections=(self.fit.selection(run),))
+
+    def _finished(self, run: design.Run) -> bool:
+        """Whether a sound report tells of this very run.
+
+        Raises:
+            InputError: a sound report tells of other selections than the study now gives.
+        """
         where = self.folder / run.name
-        if run.role == "control":
-            planned, found = self._masks(run), [draw.mask for draw in report.draws]
+        report, message = results.finished(where, self.settings)
+        if message:
+            _say(f"warning: {message}")
+        if report is not None:
+            self._expect(report, run, where)
+        return report is not None
+
+    def _expect(self, report: Report, run: design.Run, where: Path) -> None:
+        if run.many:
+            planned, found = reporting.masks(run, self.profile), [draw.mask for draw in report.draws]
             if found != planned:
                 raise InputError(
                     f"{where} holds {len(found)} draws, and the study asks for {len(planned)} (or others): use --out "
@@ -190,169 +188,89 @@ class _Runner:
                 "that run"
             )
 
-    def _masks(self, run: design.Run) -> list[str]:
-        names = self.profile.names
-        return [mask(frozenset(selection.layers), names) for selection in run.selections]
-
     def _measure(self, todo: list[design.Run]) -> None:
         partial = {
-            run.name: results.Partial(self.folder / run.name, self.settings, self._masks(run))
+            run.name: results.Partial(self.folder / run.name, self.settings, reporting.masks(run, self.profile))
             for run in todo
-            if run.role == "control"
+            if run.many
         }
         kept = sum(len(p.done) for p in partial.values())
         if kept:
             _say(f"{kept} draws of an interrupted run are kept")
-        steps = sum(len(run.selections) for run in todo) - kept
+        steps = sum(max(1, len(run.selections)) for run in todo) - kept
         with Progress(1 + steps, shown=self.progress) as bar:
             bar.step("loading the model", 0)
-            self._load()
+            bench = Bench(self.study, self.profile, self.windows, self.device, self.dtype)
             recorder = Recorder(
                 self.home, self.device, self.dtype, ignore=[self.folder], fallbacks=self.profile.fallbacks
             )
             recorder.start()
             bar.step("16-bit reference", 0)
-            self.sweep.set(self.profile.names)
-            reference = self._numbers(self.evaluation.keep_reference(), "16-bit reference")
+            reference = bench.reference()
             bar.step("16-bit reference")
             for run in todo:
                 if run.name != todo[0].name:
                     recorder.start()
-                if run.arm == design.SIXTEEN_BIT and run.role == "reference":
-                    outcomes = [reference]
-                    bar.step(run.name)
-                else:
-                    outcomes = self._outcomes(run, partial.get(run.name), bar)
-                self._write(run, outcomes, recorder)
-                if run.name in partial:
-                    partial[run.name].remove()
+                if not run.selections:  # what it is fitted on is on disk now
+                    run = self._fitted(run)
+                    if self._finished(run):
+                        bar.step(run.name)
+                        continue
+                self._one(run, bench, recorder, reference, partial.get(run.name), bar)
 
-    def _load(self) -> None:
-        from toolkit.weights.layers import layers_of
-        from toolkit.weights.profiling import fingerprint_of
-
-        model = load_model(self.study.model, device="cpu")
-        found = fingerprint_of(model)
-        if found != self.profile.fingerprint:
-            raise RunError(
-                f"the model that transformers builds from {self.study.model} has other weights ({found[:12]}) than its "
-                f"files ({self.profile.fingerprint[:12]})"
-            )
-        names = [layer.name for layer in layers_of(model)]
-        if names != self.profile.names:
-            raise InputError(
-                f"{self.folder / results.PROFILE} lists {len(self.profile)} layers, and the model has {len(names)} "
-                "(or others): remove that file to have it made anew"
-            )
-        self.sweep = Sweep(
-            model.to(self.device),
-            self.profile.names,
-            base=self.study.base,
-            protect=self.study.protect,
-            dtype=self.dtype,
-        )
-        ids = {name: w.ids for name, w in self.windows.items()}
-        self.evaluation = Evaluation(self.sweep.model, ids, batch=self.study.batch)
-
-    def _numbers(self, measured: dict[str, torch.Tensor], what: str) -> results.Outcome:
-        try:
-            return window_scores(measured, {name: w.record.window for name, w in self.windows.items()})
-        except RunError as error:
-            raise RunError(f"{what}: {error}") from None
-
-    def _outcomes(self, run: design.Run, partial: results.Partial | None, bar: Progress) -> list[results.Outcome]:
-        """One outcome a selection; a control's are kept on disk as they come."""
-        done = partial.done if partial else {}
-        masks = self._masks(run)
-        waiting: list[tuple[int, dict[str, torch.Tensor]]] = []
-        limit = IN_FLIGHT.get(self.device.type, IN_FLIGHT["other"])
-        todo = [index for index in range(len(run.selections)) if index not in done]
-        bar.step(run.name, 0)
-        for index in todo:
-            self.sweep.set(run.selections[index].layers)
-            waiting.append((index, self.evaluation.measure(self.sweep.everything)))
-            if len(waiting) < limit and index != todo[-1]:
-                continue
-            numbers = [(i, masks[i], self._numbers(m, f"{run.name}, draw {i}")) for i, m in waiting]
-            if partial is not None:
-                partial.add(numbers)
-            else:
-                done |= {i: outcome for i, _, outcome in numbers}
-            bar.step(run.name, len(waiting))
-            waiting = []
-        return [done[index] for index in range(len(run.selections))]
-
-    def _write(self, run: design.Run, outcomes: list[results.Outcome], recorder: Recorder) -> None:
+    def _one(
+        self,
+        run: design.Run,
+        bench: Bench,
+        recorder: Recorder,
+        reference: results.Outcome,
+        partial: results.Partial | None,
+        bar: Progress,
+    ) -> None:
+        """Measure one run and write its report; the draws of a run of many are kept on disk as they come."""
+        labels, threads = [], None
+        if run.arm == design.SIXTEEN_BIT and run.role == "reference":
+            outcomes = [reference]
+            bar.step(run.name)
+        elif run.role == "repeat":
+            bar.step(run.name, 0)
+            outcome, said, threads = bench.again(run.selections[0].layers)
+            outcomes, labels = [outcome], [said]
+            bar.step(run.name)
+        else:
+            outcomes = self._outcomes(run, bench, partial, bar)
         where = self.folder / run.name
-        control = run.role == "control"
-        rows = results.write_rows(where, outcomes, many=control)
-        first = run.selections[0]
-        report = Report(
-            study=self.study.name,
-            form=self.study.form,
-            run=run.name,
-            role=run.role,
-            arm=run.arm,
-            control=run.control,
-            budget=run.budget,
-            model=self.profile.model,
-            fingerprint=self.profile.fingerprint,
-            reference=self.profile.reference,
+        report = reporting.report(
+            run,
+            outcomes,
+            study=self.study,
+            profile=self.profile,
+            texts={name: w.record for name, w in self.windows.items()},
             settings=self.settings,
-            seed=self.study.seed,
-            plan=None if control else Plan.protecting(first, self.study.base, protect=self.study.protect),
-            selection=None if control else first,
-            law=_law(run) if control else None,
-            layers=self.profile.names if control else None,
-            labels=list(run.labels) + (["small form"] if self.study.form == "small" else []),
-            scores={} if control else {name: total(w) for name, w in outcomes[0].items()},
-            draws=self._draws(run, outcomes) if control else [],
-            texts=self._texts(),
-            rows=rows,
-            provenance=recorder.finish({"reference logits recomputed (batches)": self.evaluation.recomputed}),
+            lock=self.lock,
+            rows=results.write_rows(where, outcomes, many=run.many),
+            provenance=recorder.finish({"reference logits recomputed (batches)": bench.recomputed}, threads=threads),
+            labels=labels,
         )
         results.write_report(where, report)
+        if partial is not None:
+            partial.remove()
 
-    def _draws(self, run: design.Run, outcomes: list[results.Outcome]) -> list[Draw]:
-        assert run.like is not None
-        draws = []
-        for index, (selection, text, outcome) in enumerate(
-            zip(run.selections, self._masks(run), outcomes, strict=True)
-        ):
-            mismatch = selection.mismatch
-            if mismatch is None:
-                mismatch = (selection.parameters - run.like.parameters) / run.like.parameters
-            draws.append(
-                Draw(
-                    index=index,
-                    mask=text,
-                    layers=len(selection.layers),
-                    parameters=selection.parameters,
-                    bytes=selection.bytes,
-                    mismatch=mismatch,
-                    scores={name: total(w) for name, w in outcome.items()},
-                )
-            )
-        return draws
-
-    def _texts(self) -> dict[str, Text]:
-        return {name: w.record for name, w in self.windows.items()}
-
-
-def _law(run: design.Run) -> Law:
-    first: Selection = run.selections[0]
-    return Law(
-        selector=first.selector,
-        options=first.options,
-        like=run.arm,
-        chain=run.chain,
-        feasible_subsets=first.feasible_subsets,
-        inclusion=first.inclusion,
-        single_total=first.single_total,
-    )
+    def _outcomes(
+        self, run: design.Run, bench: Bench, partial: results.Partial | None, bar: Progress
+    ) -> list[results.Outcome]:
+        done = partial.done if partial else {}
+        masks = reporting.masks(run, self.profile)
+        bar.step(run.name, 0)
+        todo = [index for index in range(len(run.selections)) if index not in done]
+        for measured in bench.measure(run.name, [s.layers for s in run.selections], todo):
+            if partial is not None:
+                partial.add([(index, masks[index], outcome) for index, outcome in measured])
+            else:
+                done |= dict(measured)
+            bar.step(run.name, len(measured))
+        return [done[index] for index in range(len(run.selections))]
 
 
 def _say(text: str) -> None:
-    import sys
-
     print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,181 @@
+"""Locking a study: its analysis, code, weights and texts are hashed before the first run; reports carry the hash.
+
+A lock shows that the analysis was not chosen after the results were seen. It holds against mistakes, and not
+against fraud: whoever writes all files can write them in any order.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import importlib.metadata
+import importlib.util
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import toolkit
+from toolkit.errors import InputError
+from toolkit.records.lock import LOCK, Lock
+from toolkit.records.report import REPORT
+from toolkit.records.study import Study
+from toolkit.registry import registry
+from toolkit.runs import design, results
+from toolkit.runs.asking import asked
+from toolkit.runs.texts import read_text
+
+SOURCES = (".py", ".c")
+"""Suffixes of the files that compute; the rest of a package is data that has hashes of its own."""
+
+VERSIONS = ("torch", "transformers", "numpy")
+"""Packages beside our own whose version is locked."""
+
+
+def lock(
+    study: str | os.PathLike[str] | Study,
+    *,
+    out: str | os.PathLike[str] | None = None,
+    small: bool = False,
+    model: str | os.PathLike[str] | None = None,
+    texts: Mapping[str, str] | Iterable[str] | None = None,
+) -> Path:
+    """Seal a study's analysis before its first run: `lock.json` in the folder of its results, and its path.
+
+    Locking the same study twice keeps the first lock. The arguments are those of `run`, and must be the same
+    there: a study that is run on another text is not the one that was locked.
+
+    Raises:
+        InputError: results exist already (the first is named), or another lock stands there (what differs is
+            named); or the study cannot be run.
+        RunError: the folder cannot be written, or another process is writing in it.
+    """
+    from toolkit.weights.profiling import fingerprint_of
+    from toolkit.weights.sources import resolve
+
+    what = asked(study, model=model, texts=texts, out=out, small=small)
+    declared = what.study
+    made = Lock(
+        study=declared.name,
+        form=declared.form,
+        analysis=declared.analysis,
+        declaration=declared.declaration,
+        code=code(declared),
+        model=resolve(declared.model).name,
+        fingerprint=fingerprint_of(declared.model),
+        texts={name: read_text(source).sha256 for name, source in declared.texts.items()},
+        created=datetime.datetime.now(datetime.UTC).replace(microsecond=0).isoformat(),
+    )
+    path = what.folder / LOCK
+    with results.locked(what.folder):
+        if path.exists():
+            differing = differences(Lock.load(path), made)
+            if differing:
+                raise InputError(
+                    f"{path} locks something else: {'; '.join(differing)}. A lock is never replaced: use --out for "
+                    "another folder, or move this one away with its results"
+                )
+            return path
+        found = _first_result(what.folder)
+        if found is not None:
+            raise InputError(
+                f"{found} exists: a lock made after results would say nothing; use --out for another folder, or move "
+                "the results away and make them anew"
+            )
+        return made.save(path)
+
+
+def _first_result(folder: Path) -> Path | None:
+    """A report, or draws of an interrupted run, sound or damaged."""
+    found = [*folder.glob(f"*/{REPORT}*"), *folder.glob(f"*/{results.PARTIAL}")]
+    return min(found, default=None)
+
+
+def standing(folder: Path, study: Study, fingerprint: str, texts: Mapping[str, str]) -> tuple[str | None, list[str]]:
+    """The hash that reports carry now, where a lock stands and everything is as it was locked; else what differs.
+
+    Args:
+        folder: of the results.
+        fingerprint: of the weights.
+        texts: name → SHA-256.
+    """
+    path = folder / LOCK
+    if not path.exists():
+        return None, [f"there is no {LOCK}; `toolkit lock` before the first run makes results confirmatory"]
+    try:
+        found = Lock.load(path)
+    except InputError as error:
+        return None, [str(error)]
+    now = found.model_copy(
+        update={
+            "study": study.name,
+            "form": study.form,
+            "analysis": study.analysis,
+            "declaration": study.declaration,
+            "code": code(study),
+            "fingerprint": fingerprint,
+            "texts": dict(texts),
+        }
+    )
+    differing = differences(found, now)
+    return (None, differing) if differing else (found.hash, [])
+
+
+def differences(old: Lock, new: Lock) -> list[str]:
+    """What two locks say differently, but for the model's name, which the weights stand for, and the time."""
+    found = []
+    for key in ("study", "form"):
+        if getattr(old, key) != getattr(new, key):
+            found.append(f"{key} was {getattr(old, key)!r} and is now {getattr(new, key)!r}")
+    was, now = old.analysis.model_dump(mode="json"), new.analysis.model_dump(mode="json")
+    changed = [f"{key} {was[key]!r}, now {now[key]!r}" for key in was if was[key] != now[key]]
+    if changed:
+        found.append(f"the analysis was changed ({'; '.join(changed)})")
+    elif old.declaration != new.declaration:
+        found.append("the study was changed (its arms, controls, texts, seed or settings)")
+    if old.fingerprint != new.fingerprint:
+        found.append(f"the weights were {old.fingerprint[:12]} and are now {new.fingerprint[:12]}")
+    for what, a, b in (("text", old.texts, new.texts), ("code", old.code, new.code)):
+        for name in sorted(a.keys() | b.keys()):
+            if a.get(name) != b.get(name):
+                found.append(f"{what} {name!r} was {_short(a.get(name))} and is now {_short(b.get(name))}")
+    return found
+
+
+def _short(value: str | None) -> str:
+    return "absent" if value is None else value[:12]
+
+
+def code(study: Study) -> dict[str, str]:
+    """What computes a study's results: versions, and the hash of each package's sources that takes part.
+
+    Those packages are toolkit itself and every one that provides a component which the study names.
+
+    Raises:
+        InputError: a component's package has no source files.
+    """
+    keys = [("quantizer", key) for key in [*design.quantizers(study), study.protect]]
+    keys += [("selector", item.selector) for item in [*study.arms, *study.controls]]
+    packages = {type(registry.make(kind, key)).__module__.partition(".")[0] for kind, key in keys}
+    found = {"toolkit": toolkit.__version__}
+    found |= {name: importlib.metadata.version(name) for name in VERSIONS}
+    for package in sorted({"toolkit", *packages}):
+        found[f"sources of {package}"] = _sources(package)
+    return found
+
+
+def _sources(package: str) -> str:
+    """SHA-256 over the source files of a package, or of a module: each one's path in it, length and content."""
+    spec = importlib.util.find_spec(package) if package != "__main__" else None
+    if spec is None or spec.origin is None:
+        raise InputError(f"the components of {package!r} have no source file, so that their code cannot be locked")
+    origin = Path(spec.origin)
+    folders = list(spec.submodule_search_locations or ())
+    files = [(p, Path(f)) for f in folders for p in Path(f).rglob("*") if p.suffix in SOURCES] or [
+        (origin, origin.parent)
+    ]
+    whole = hashlib.sha256()
+    for name, path in sorted((path.relative_to(above).as_posix(), path) for path, above in files):
+        content = path.read_bytes()
+        whole.update(f"{name}\0{len(content)}\0".encode())
+        whole.update(content)
+    return whole.hexdigest()

@@ -1,0 +1,121 @@
+"""From a run and what it scored to its report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from toolkit import interfaces
+from toolkit.records.plan import Plan
+from toolkit.records.profile import Profile
+from toolkit.records.report import Draw, Law, Provenance, Report, Rows, Text, mask
+from toolkit.records.study import Study
+from toolkit.registry import registry
+from toolkit.runs import design, results
+from toolkit.runs.evaluation import total
+
+
+def masks(run: design.Run, profile: Profile) -> list[str]:
+    """The sets that a run measures, as masks over the profile's layers."""
+    names = profile.names
+    return [mask(frozenset(selection.layers), names) for selection in run.selections]
+
+
+def report(
+    run: design.Run,
+    outcomes: Sequence[results.Outcome],
+    *,
+    study: Study,
+    profile: Profile,
+    texts: Mapping[str, Text],
+    settings: str,
+    lock: str | None,
+    rows: Rows,
+    provenance: Provenance,
+    labels: Sequence[str] = (),
+) -> Report:
+    """The report of a finished run.
+
+    Args:
+        outcomes: one a selection.
+        settings: hash of what fixes the numbers.
+        lock: hash of the lock that the run was made under, or None.
+        labels: what must be said beside those of the run.
+    """
+    first = run.selections[0]
+    return Report(
+        study=study.name,
+        form=study.form,
+        run=run.name,
+        role=run.role,
+        arm=run.arm,
+        control=run.control,
+        budget=run.budget,
+        model=profile.model,
+        fingerprint=profile.fingerprint,
+        reference=profile.reference,
+        settings=settings,
+        lock=lock,
+        seed=study.seed,
+        plan=None if run.many else Plan.protecting(first, study.base, protect=study.protect),
+        selection=None if run.many else first,
+        law=law(run, profile) if run.role == "control" else None,
+        layers=profile.names if run.many else None,
+        labels=[*run.labels, *labels, *(["small form"] if study.form == "small" else [])],
+        scores={} if run.many else {name: total(w) for name, w in outcomes[0].items()},
+        draws=_draws(run, outcomes, profile) if run.many else [],
+        texts=dict(texts),
+        rows=rows,
+        provenance=provenance,
+    )
+
+
+def law(run: design.Run, profile: Profile) -> Law:
+    """What a control's draws come from.
+
+    `expected` is role → Σ of the inclusion probabilities of its layers: how many of them a draw holds on average.
+    """
+    first = run.selections[0]
+    selector = registry.make("selector", first.selector)
+    stated = isinstance(selector, interfaces.Law)
+    return Law(
+        selector=first.selector,
+        options=first.options,
+        like=run.arm,
+        holds=list(selector.holds) if stated else [],
+        chain=run.chain,
+        shared=stated and selector.shared,
+        feasible_subsets=first.feasible_subsets,
+        inclusion=first.inclusion,
+        inclusion_draws=first.inclusion_draws,
+        expected=None if first.inclusion is None else _expected(first.inclusion, profile),
+        single_total=first.single_total,
+    )
+
+
+def _expected(inclusion: Sequence[float], profile: Profile) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for layer, probability in zip(profile.layers, inclusion, strict=True):
+        found[layer.role] = found.get(layer.role, 0.0) + probability
+    return found
+
+
+def _draws(run: design.Run, outcomes: Sequence[results.Outcome], profile: Profile) -> list[Draw]:
+    """A run's draws; the mismatch of a sweep's is 0, for nothing is matched."""
+    target = run.like.parameters if run.like is not None else None
+    draws = []
+    for index, (selection, text, outcome) in enumerate(zip(run.selections, masks(run, profile), outcomes, strict=True)):
+        mismatch = selection.mismatch
+        if mismatch is None:
+            mismatch = 0.0 if target is None else (selection.parameters - target) / target
+        draws.append(
+            Draw(
+                index=index,
+                mask=text,
+                layers=len(selection.layers),
+                parameters=selection.parameters,
+                bytes=selection.bytes,
+                mismatch=mismatch,
+                scores={name: total(w) for name, w in outcome.items()},
+            )
+        )
+    return draws
