@@ -1,12 +1,14 @@
 """What the draws say about an arm: a randomization p-value, quantiles, shares and paired differences.
 
 A p-value here refers to one named control law: the arm's outcome is ranked among the outcomes of selections
-that the law drew. p-values of nested budgets of one model are not independent, and nothing here combines them.
+that the law drew. p-values of nested budgets of one model are not independent, and nothing here combines them:
+`toolkit.analysis.joint` tests budgets together, and over models the unit of a sign test is the model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -137,6 +139,48 @@ def paired(
     if n > 1:
         error = float(np.sqrt(n / (n - 1) * np.square(delta - difference * t).sum()) / total)
     return Paired(difference, error, n)
+
+
+def binomial_p(successes: int, total: int) -> float:
+    """min(1, 2·P(X ≤ min(k, m − k))), X binomial(m, 1/2): the exact two-sided p; 1 where m = 0.
+
+    Raises:
+        InputError: counts below zero, or more successes than trials.
+    """
+    if not 0 <= successes <= total:
+        raise InputError(f"a binomial test takes 0 to {total} successes of {total}; found {successes}")
+    few = min(successes, total - successes)
+    return min(1.0, 2 * sum(math.comb(total, k) for k in range(few + 1)) / 2**total)
+
+
+@dataclass(frozen=True)
+class Signs:
+    """A sign test over models: those with a gap below and above zero, of all that differ from zero, two-sided p."""
+
+    below: int
+    above: int
+    models: int
+    p: float
+    smallest_p: float
+
+
+def sign_over_models(gaps: Mapping[str, float]) -> Signs:
+    """The exact two-sided sign test whose unit is the model: one gap a model, zeros left out.
+
+    Settings of one model share layers and are no units of their own: give each model one number, such as its joint
+    statistic. m models give no p below 2^(1 − m).
+
+    Raises:
+        InputError: no model, or a gap that is not finite.
+    """
+    if not gaps:
+        raise InputError("a sign test over models needs at least one model")
+    for model, gap in gaps.items():
+        if not math.isfinite(gap):
+            raise InputError(f"the gap of model {model!r} is {gap}; only finite gaps have a sign")
+    below, above = sum(g < 0 for g in gaps.values()), sum(g > 0 for g in gaps.values())
+    total = below + above
+    return Signs(below, above, total, binomial_p(below, total), min(1.0, 2.0 ** (1 - total)))
 
 
 def _finite(values: Sequence[float] | np.ndarray, what: str) -> np.ndarray:
