@@ -216,6 +216,65 @@ def figure(
     print(draw(study, output))
 
 
+@app.command()
+def certify(
+    study: Study,
+    output: Annotated[Path, typer.Option("-o", "--output", help="Certificate to write.")],
+    partial: Annotated[bool, typer.Option("--partial", help="Although runs are missing; it is exploratory.")] = False,
+) -> None:
+    """Write a study as one file that anyone can verify without a GPU, and print its identifier.
+
+    Example: toolkit certify studies/ranking-control -o control.json
+    """
+    from toolkit.analysis.certificates import certify as make
+    from toolkit.analysis.methods import identifier
+
+    certificate = make(study, output, partial=partial)
+    for reason in certificate.exploratory:
+        print(f"exploratory: {reason}", file=sys.stderr)
+    print(identifier(certificate))
+    print(f"wrote {output}", file=sys.stderr)
+
+
+@app.command()
+def verify(
+    certificate: Annotated[Path, typer.Argument(help="Certificate file.")],
+    results: Annotated[Path | None, typer.Option(help="The study's results, to compare the reports too.")] = None,
+) -> None:
+    """Make every draw of a certificate again and compute every number again; print how to cite it.
+
+    Example: toolkit verify control.json
+    """
+    from toolkit.analysis.verification import verify as check
+
+    print(check(certificate, results).text)
+
+
+@app.command()
+def leaderboard(
+    folder: Annotated[Path, typer.Argument(help="Folder of certificates.")],
+    format: Annotated[str, typer.Option("--format", help="md, json or csv.")] = "md",
+    verify: Annotated[bool, typer.Option("--verify", help="Verify each fully, not by its seal alone.")] = False,
+    output: Output = None,
+) -> None:
+    """Place selectors between chance (0) and oracle (1) from certificates alone.
+
+    Example: toolkit leaderboard certificates --format md
+    """
+    from toolkit.analysis.leaderboard import leaderboard as make
+    from toolkit.analysis.leaderboard import render
+    from toolkit.records.io import atomic
+
+    _check(output)
+    text = render(make(folder, verify=verify), format)
+    if output is None:
+        print(text)
+        return
+    with atomic(output) as temporary:
+        temporary.write_text(text + "\n", encoding="utf-8")
+    print(f"wrote {output}", file=sys.stderr)
+
+
 @app.command("list")
 def list_(
     kind: Annotated[str | None, typer.Argument(help="Kind, in the plural: selectors, quantizers, scalers …")] = None,

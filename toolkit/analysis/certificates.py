@@ -73,6 +73,7 @@ def collected(results: Results, *, partial: bool = False) -> Certificate:
         texts=results.texts,
         lock=Lock.load(results.folder / LOCK) if status.hash is not None else None,
         exploratory=reasons,
+        missing=missing,
         settings=results.settings,
         arms=[_arm(results, profile, judged) for judged in found.arms],
         controls=[
@@ -136,16 +137,22 @@ def lacking(results: Results) -> Iterator[str]:
     for budget in results.budgets:
         for arm in study.arms:
             if (budget, arm.label) not in results.arms:
-                yield f"arm {arm.label} at {budget}"
+                yield named(arm.label, budget)
         for control in study.controls:
             for label in study.likes(control):
                 if (budget, label, control.label) not in results.controls:
-                    yield f"control {control.label} of {label} at {budget}"
+                    yield named(label, budget, control.label)
         if study.headroom is not None:
             for label in study.headroom.arms or [arm.label for arm in study.arms]:
                 for name in (ORACLE, ANTI):
                     if (budget, label, name) not in results.oracles:
                         yield f"{name} of {label} at {budget}"
+
+
+def named(arm: str, budget: str | None, control: str | None = None) -> str:
+    """An arm, or a control of it, in words."""
+    of = f"control {control} of {arm}" if control is not None else f"arm {arm}"
+    return of if budget is None else f"{of} at {budget}"
 
 
 def _listed(items: list[str], most: int = 5) -> str:

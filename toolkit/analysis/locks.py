@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import datetime
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from toolkit.errors import InputError
 from toolkit.records.lock import LOCK, Lock
+from toolkit.records.study import Study
 
 if TYPE_CHECKING:
     from toolkit.analysis.reports import Mark, Results
@@ -49,17 +50,21 @@ def status(results: Results) -> Status:
     except InputError as error:
         return Status(False, ("the lock is damaged: " + str(error).replace(str(path), LOCK),), None)
     found = lock.hash
-    reasons = [*_declared(lock, results), *_carried(found, results.marks), *_younger(lock, results.marks)]
+    hashes = {name: text.sha256 for name, text in results.texts.items()}
+    reasons = [
+        *differences(lock, results.study, results.fingerprint, hashes),
+        *_carried(found, results.marks),
+        *_younger(lock, results.marks),
+    ]
     return Status(not reasons, tuple(reasons), found)
 
 
-def _declared(lock: Lock, results: Results) -> Iterator[str]:
-    """What the lock declares and the results do not have, or have otherwise."""
-    study = results.study
-    if (lock.study, lock.form) != (study.name, results.form):
+def differences(lock: Lock, study: Study, fingerprint: str, texts: Mapping[str, str]) -> Iterator[str]:
+    """What a lock declares otherwise than the study, weights and texts (name → SHA-256) of results, in words."""
+    if (lock.study, lock.form) != (study.name, study.form):
         yield (
             f"{LOCK} is of study {lock.study!r} ({lock.form} form), and the results are of {study.name!r} "
-            f"({results.form} form)"
+            f"({study.form} form)"
         )
     if lock.analysis != study.analysis:
         old, new = lock.analysis.model_dump(mode="json"), study.analysis.model_dump(mode="json")
@@ -70,14 +75,13 @@ def _declared(lock: Lock, results: Results) -> Iterator[str]:
             f"the study was changed after it was locked: its declaration has hash {study.declaration[:12]}, and "
             f"{lock.declaration[:12]} was locked"
         )
-    if lock.fingerprint != results.fingerprint:
+    if lock.fingerprint != fingerprint:
         yield (
-            f"the weights are not those that were locked: fingerprint {results.fingerprint[:12]}, and "
+            f"the weights are not those that were locked: fingerprint {fingerprint[:12]}, and "
             f"{lock.fingerprint[:12]} ({lock.model}) was locked"
         )
-    for name in sorted(lock.texts.keys() | results.texts.keys()):
-        locked = lock.texts.get(name)
-        found = results.texts[name].sha256 if name in results.texts else None
+    for name in sorted(lock.texts.keys() | texts.keys()):
+        locked, found = lock.texts.get(name), texts.get(name)
         if locked is None:
             yield f"text {name!r} was not locked"
         elif found is None:

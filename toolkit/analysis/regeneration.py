@@ -14,7 +14,7 @@ from toolkit.records.profile import Profile
 from toolkit.records.selection import Selection
 from toolkit.records.study import Control, Study
 from toolkit.registry import registry
-from toolkit.selection.select import chains, draws, select
+from toolkit.selection import select as ask
 
 
 class Regeneration:
@@ -55,18 +55,18 @@ class Regeneration:
             given = self.budgets[budget]
             if arm.total_of is not None:
                 given = Budget(bytes=self.arm(arm.total_of, budget).bytes)
-            self._arms[label, budget] = select(arm.selector, self.profile, given, seed=self.study.seed)
+            self._arms[label, budget] = ask.select(arm.selector, self.profile, given, seed=self.study.seed)
         return self._arms[label, budget]
 
     def draws(self, control: Control, label: str, budget: str) -> list[Selection]:
         """A control's draws for an arm at a budget: members of its families where the control draws those."""
         if not together(control):
             like = self.arm(label, budget)
-            return draws(control.selector, self.profile, like=like, count=control.draws, seed=self.study.seed)
+            return ask.draws(control.selector, self.profile, like=like, count=control.draws, seed=self.study.seed)
         key = (control.label, label)
         if key not in self._families:
             likes = [self.arm(label, b) for b in self.budgets]
-            self._families[key] = chains(
+            self._families[key] = ask.chains(
                 control.selector, self.profile, likes=likes, count=control.draws, seed=self.study.seed
             )
         at = list(self.budgets).index(budget)

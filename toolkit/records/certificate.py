@@ -83,6 +83,7 @@ class Certificate(File):
     Attributes:
         study: as declared (analysis, arms, controls, seed), less its small form; a lock seals this very declaration.
         exploratory: why the results are exploratory; empty where they are confirmatory.
+        missing: declared runs that left no report; with any, the results are exploratory.
         reports: run → SHA-256 of the report that its numbers were taken from.
         verdicts: what the analysis found; `toolkit verify` computes all of it again.
     """
@@ -94,6 +95,7 @@ class Certificate(File):
     texts: dict[str, Text]
     lock: Lock | None = None
     exploratory: list[str] = []
+    missing: list[str] = []
     settings: str
     arms: list[CertifiedArm]
     controls: list[CertifiedDraws]
