@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from toolkit.analysis import locks, reports
+from toolkit.analysis import locks, methods, reports
 from toolkit.analysis.certificates import collected, evidence_of, named, scored
 from toolkit.analysis.draw_check import draw_complaints, law_complaints
 from toolkit.analysis.regeneration import Regeneration
@@ -46,6 +46,39 @@ class Verified:
     numbers: int
     rounded: int
     reports: int | None = None
+
+    @property
+    def text(self) -> str:
+        """What was checked and what was not, the methods paragraph, the BibTeX entry and the identifier."""
+        certificate, about = self.certificate, self.certificate.study
+        exact = (
+            "exactly" if not self.rounded else f"{self.rounded:,} of them to within {TOLERANCE:g}, the others exactly"
+        )
+        given = "not compared with its reports (--results FOLDER does that)"
+        if self.reports is not None:
+            given = f"{self.reports:,} reports have the hashes and the outcomes that it states"
+        lines = [
+            f"{methods.identifier(certificate)} is sound: study {about.name} on {certificate.profile.model}, "
+            f"{'exploratory' if certificate.exploratory else 'confirmatory'}",
+            f"- {self.arms:,} selections and {self.draws:,} draws of {self.controls:,} controls were made again from "
+            f"the profile and seed {about.seed}: each is the one certified, none is missing or additional",
+            f"- {self.controls:,} laws were counted again: feasible subsets, inclusion probabilities and mismatch agree",
+            f"- {self.numbers:,} numbers of the verdicts were computed again, and agree {exact}",
+            "- the file is byte for byte what was sealed",
+            f"- {given}",
+            "This does not show that the losses were measured as stated: for that, the study is run again.",
+        ]
+        return "\n".join(
+            [
+                *lines,
+                "",
+                methods.paragraph(certificate),
+                "",
+                methods.bibtex(certificate),
+                "",
+                methods.identifier(certificate),
+            ]
+        )
 
 
 def verify(path: str | os.PathLike[str], results: str | os.PathLike[str] | None = None) -> Verified:
