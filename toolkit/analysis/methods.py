@@ -40,8 +40,8 @@ def _question(certificate: Certificate) -> str:
     return (
         f"In study {study.name}{small}, {_and(arm.label for arm in study.arms)} each chose the layers of "
         f"{profile.model} (weights {profile.fingerprint[:12]}; {len(profile):,} layers, {profile.parameters:,} "
-        f"parameters; {_sentence_part(profile.reference.note)}) that are kept under {study.protect}, all others under "
-        f"{study.base}, at {_count(len(study.budgets), 'budget')} ({_and(map(str, study.budgets))}); outcomes were "
+        f"parameters; {_sentence_part(profile.reference.note)}) to protect (format {study.protect}; all others "
+        f"{study.base}) at {_count(len(study.budgets), 'budget')} ({_and(map(str, study.budgets))}); outcomes were "
         f"measured on {texts}."
     )
 

@@ -25,7 +25,7 @@ from toolkit.records.io import read_bytes, read_json
 from toolkit.records.report import REPORT, mask
 
 TOLERANCE = 1e-12
-"""Relative difference that a recomputed float may have: another numpy may sum in another order."""
+"""Difference, relative or absolute, that a recomputed float may have: another numpy may sum in another order."""
 SHOWN = 5
 
 
@@ -62,23 +62,14 @@ class Verified:
             f"{'exploratory' if certificate.exploratory else 'confirmatory'}",
             f"- {self.arms:,} selections and {self.draws:,} draws of {self.controls:,} controls were made again from "
             f"the profile and seed {about.seed}: each is the one certified, none is missing or additional",
-            f"- {self.controls:,} laws were counted again: feasible subsets, inclusion probabilities and mismatch agree",
+            "- their laws were counted again: feasible subsets, inclusion probabilities and mismatch agree",
             f"- {self.numbers:,} numbers of the verdicts were computed again, and agree {exact}",
             "- the file is byte for byte what was sealed",
             f"- {given}",
             "This does not show that the losses were measured as stated: for that, the study is run again.",
         ]
-        return "\n".join(
-            [
-                *lines,
-                "",
-                methods.paragraph(certificate),
-                "",
-                methods.bibtex(certificate),
-                "",
-                methods.identifier(certificate),
-            ]
-        )
+        lines += ["", methods.paragraph(certificate), "", methods.bibtex(certificate), ""]
+        return "\n".join([*lines, methods.identifier(certificate)])
 
 
 def verify(path: str | os.PathLike[str], results: str | os.PathLike[str] | None = None) -> Verified:
@@ -270,7 +261,7 @@ class _Numbers:
         elif type(found) in (int, float) and type(expected) in (int, float):
             self.count += 1
             if found != expected:
-                if not abs(found - expected) <= TOLERANCE * max(abs(found), abs(expected)):
+                if not math.isclose(found, expected, rel_tol=TOLERANCE, abs_tol=TOLERANCE):
                     yield f"{at} was altered: {found!r} is stated, and {expected!r} is computed"
                 self.rounded += 1
         elif found != expected or type(found) is not type(expected):
