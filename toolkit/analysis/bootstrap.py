@@ -48,7 +48,7 @@ def ratio(
     """R = Σa_w/Σd_w over windows w, with the interval { θ : |ū(θ)| ≤ c·s(u(θ)) }, u_w(θ) = a_w − θ·d_w.
 
     s² is the variance of a mean, Bartlett-weighted over lags below the block:
-    s²(u) = (γ₀ + 2·Σ_{0<k<b} (1 − k/b)·γ_k)/(n − 1), γ_k = Σ_t (u_t − ū)(u_{t+k} − ū)/n; for block 1 it is the usual one.
+    s²(u) = (γ₀ + 2·Σ_{0<k<b} (1 − k/b)·γ_k)/(n − 1), γ_k = Σ_t (u_t − ū)(u_{t+k} − ū)/n.
     c is the ⌈level·(B + 1)⌉-th smallest of |ū*|/s(u*) over B resamples of u(R) in circular blocks, so that the few
     windows and the lags left out widen c as they widen the statistic. The set is Fieller's: it is bounded exactly
     where |d̄| > c·s(d), that is where the denominator's own interval excludes 0, and only then are there ends. It

@@ -1,4 +1,4 @@
-"""How much of what is possible an arm reaches: (chance − arm)/(chance − oracle), and whether there is anything to reach."""
+"""How much of what is possible an arm reaches, (chance − arm)/(chance − oracle), and whether there is any of it."""
 
 from __future__ import annotations
 
@@ -17,20 +17,17 @@ from toolkit.records.study import Headroom
 CANNOT_RANK = "this study cannot rank selectors"
 
 
-def headroom(
-    room: Room, side: Side, level: float, settings: Headroom, what: str = "the arm", seed: int = 0
-) -> dict[str, Any]:
+def headroom(room: Room, level: float, settings: Headroom, what: str = "the arm", seed: int = 0) -> dict[str, Any]:
     """H = (chance − arm)/(chance − oracle) on the scored windows: 0 at chance, 1 at the oracle.
 
-    chance is the mean draw, window by window; every loss is Σ nats/Σ tokens. The interval is
-    `bootstrap.ratio`'s, over windows. An oracle is separated from chance where its randomization p among the
-    draws (side as the study's) is at most the level and the interval over windows of its gain lies above 0; the
-    anti-oracle, likewise on the other side. Losses are better where lower: with side `greater` all gains change
-    sign, and H does not.
+    chance is the mean draw, window by window; every loss is Σ nats/Σ tokens, and is better where lower, whatever
+    side the study's claim is on. The interval is `bootstrap.ratio`'s, over windows. The oracle is separated from
+    chance where its randomization p among the draws is at most the level and the interval over windows of
+    chance − oracle lies above 0; the anti-oracle, where both hold on the other side.
 
     Returns:
-        `headroom`, `low`, `high` (None where the windows do not bound them), the losses `chance`, `arm`, `oracle`,
-        `anti` (nats a token), `oracle_test` and `anti_test` (p, smallest_p, the gain's interval, separated),
+        `headroom`, `low`, `high` (None where the windows do not bound them), `losses` of `chance`,
+        `arm`, `oracle`, `anti` (nats a token), `oracle_test` and `anti_test` (p, smallest_p, the gain's interval, separated),
         `separated` (the oracle's), `reason`, `sd_over_sets` (of the draws' losses), `se_over_text` (of
         arm − chance, over windows), `windows`, `block`, `draws`, and `sentence`.
 
@@ -43,18 +40,16 @@ def headroom(
         np.asarray(x, dtype=np.float64) for x in (room.chance, room.arm, room.oracle, room.anti)
     )
     draws = np.asarray(room.draws, dtype=np.float64)
-    sign = 1.0 if side == "less" else -1.0
     block = min(settings.block, len(t))
     how: dict[str, Any] = {"block": block, "resamples": settings.resamples, "seed": seed}
-    share = bootstrap.ratio(sign * (chance - arm), sign * (chance - oracle), what=f"headroom of {what}", **how)
-    other: Side = "greater" if side == "less" else "less"
-    oracle_test = _test(sign * (chance - oracle), oracle, t, draws, side, level, how, f"oracle of {what}")
-    anti_test = _test(sign * (anti - chance), anti, t, draws, other, level, how, f"anti-oracle of {what}")
+    share = bootstrap.ratio(chance - arm, chance - oracle, what=f"headroom of {what}", **how)
+    oracle_test = _test(chance - oracle, oracle, t, draws, "less", level, how, f"oracle of {what}")
+    anti_test = _test(anti - chance, anti, t, draws, "greater", level, how, f"anti-oracle of {what}")
     found = {
         "headroom": share.value,
         "low": share.low,
         "high": share.high,
-        **{
+        "losses": {
             name: float(x.sum() / t.sum())
             for name, x in (("chance", chance), ("arm", arm), ("oracle", oracle), ("anti", anti))
         },

@@ -1,0 +1,118 @@
+"""Verdicts in plain English, from the plain data of `toolkit.analysis.verdicts`; no number is computed here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+COMPOSITION = "composition, and not ranking, explains the difference"
+
+
+def claim(found: dict[str, Any], family: dict[str, Any], headroom: list[dict[str, Any]]) -> str:
+    """One claim: verdict, where and how large, p and corrected p, what p could have been, law, headroom."""
+    head = f"{found['arm']} {VERB[found['verdict']]} {where(found)}"
+    rows = [f"{head}: {size(found, family)} ({_ps(found, family)})"]
+    if found["verdict"] == "better, below the margin":
+        rows.append(f"that is less than the margin of {number(family['margin'])}, declared because {_reason(family)}")
+    if family["descriptive"]:
+        rows.append(
+            f"this is descriptive: with {family['tests']} {_plural('claim', family['tests'])} and {family['draws']} "
+            f"draws no corrected p lies below {p_value(family['reachable'])}, and the level is {family['level']:g}"
+        )
+    rows.append(f"the law is {found['law']}, {_exactness(found)}")
+    rows += [f"at {h['budget'] or 'its memory'}, {h['sentence']}" for h in headroom]
+    return "; ".join(rows) + "."
+
+
+VERB = {
+    "better": "is better than chance",
+    "better, below the margin": "is better than chance, below the margin,",
+    "not separated": "is not separated from chance",
+    "worse": "is worse than chance",
+}
+
+
+def where(found: dict[str, Any]) -> str:
+    """The budgets and the text of a claim."""
+    budgets = [b for b in found["budgets"] if b is not None]
+    if len(budgets) > 1:
+        return f"over {len(budgets)} budgets of {found['text']}"
+    return f"at {budgets[0]} of {found['text']}" if budgets else f"on {found['text']}"
+
+
+def size(found: dict[str, Any], family: dict[str, Any]) -> str:
+    """The effect in the outcome's unit and in standard deviations of the draws."""
+    gap = found["effect"]["gap"]
+    side = "above" if gap > 0 else "below"
+    mean = ", the mean over budgets" if len(found["budgets"]) > 1 else ""
+    level = f"equals the median draw of {found['control']}{mean}"
+    if gap:
+        distance = f"{number(abs(gap))} {found['effect']['unit']}"
+        level = f"is {distance} {side} the median draw of {found['control']}{mean}"
+    spread = found["effect"]["standardized"]
+    deviations = f", {spread:+.2f} standard deviations of the draws" if spread is not None else ""
+    return f"its {family['outcome']} {level}{deviations}"
+
+
+def law_sentence(entry: dict[str, Any], composition: bool) -> str:
+    """What the laws say of one claim, each at the uncorrected level."""
+    tests = [t for t in entry["tests"] if t["counts"]]
+    shown = "; ".join(f"{t['verdict']} under {_law(t)} ({_p(t)})" for t in tests)
+    place = f"{entry['arm']} {where(entry)}"
+    left_out = [t["control"] for t in entry["tests"] if not t["counts"]]
+    end = f" {', '.join(left_out)} does not hold the arm's memory and has no say." if left_out else ""
+    if not tests:
+        return f"{place}: no control holds the arm's memory.{end}"
+    if entry["agree"]:
+        if len(tests) == 1:
+            return f"{place}: {shown}, the only law it was judged by.{end}"
+        return f"{place}: every law gives the same verdict: {shown}.{end}"
+    if composition:
+        return f"{place}: {COMPOSITION}: {shown}.{end}"
+    return f"{place}: the verdict differs between laws: {shown}; declared is {entry['control']}.{end}"
+
+
+def _law(test: dict[str, Any]) -> str:
+    return f"{test['control']}, which holds {' and '.join(test['holds'])}" if test["holds"] else test["control"]
+
+
+def _p(test: dict[str, Any]) -> str:
+    if test["verdict"] == "worse":
+        return f"p of the other side = {p_value(test['opposite']['p'])}"
+    return f"p = {p_value(test['p'])}"
+
+
+def _ps(found: dict[str, Any], family: dict[str, Any]) -> str:
+    shown = found["opposite"] if found["verdict"] == "worse" else found
+    text = _p(found)
+    if family["correction"] != "none":
+        text += f", corrected {p_value(shown['adjusted'])}"
+    return f"{text}; the smallest that {found['draws']} draws give is {p_value(found['smallest_p'])}"
+
+
+def _exactness(found: dict[str, Any]) -> str:
+    return "whose p is exact" if found["exact"] else "whose p is a Monte Carlo value"
+
+
+def _reason(family: dict[str, Any]) -> str:
+    return str(family["margin_reason"]).rstrip(".")
+
+
+def _plural(noun: str, count: int) -> str:
+    return noun if count == 1 else f"{noun}s"
+
+
+def p_value(p: float) -> str:
+    """Three decimals without the leading zero; more digits below .001, so that no p reads as zero."""
+    if p >= 0.9995:
+        return "1.000"
+    if p >= 0.001:
+        return f"{p:.3f}".removeprefix("0")
+    return f"{p:.2g}"
+
+
+def number(value: float) -> str:
+    """Two significant digits and at least four decimals where it is small; plain, without an exponent."""
+    magnitude = abs(value)
+    if magnitude >= 0.001 or magnitude == 0:
+        return f"{value:.4f}"
+    return f"{value:.2g}"
