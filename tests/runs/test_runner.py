@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import functools
 import gzip
-import hashlib
 import json
 import math
 import os
@@ -52,7 +51,7 @@ STUDY = {
     "analysis": {"control": "matched", "level": 0.2},
     "small": {"budgets": ["layers=0.2"], "controls": [{"selector": "random-count", "draws": 2, "name": "matched"}]},
 }
-MEASURED = 1 + 2 * 3 + 2 * 3 * 4 + 2 * 3  # base, arms, matched draws, count-matched draws
+MEASURED = 2 + 2 * 3 + 2 * 3 * 4 + 2 * 3  # base and base again, arms, matched draws, count-matched draws
 
 
 @pytest.fixture
@@ -78,40 +77,9 @@ def whole(tmp_path_factory, checkpoints, text_file):
     return run(folder, device="cpu", progress=False)
 
 
-@pytest.fixture
-def measurements(monkeypatch):
-    """Counts measurements, and stops before the one whose number is set as `stop`."""
-
-    class Counter:
-        count, stop, error = 0, None, KeyboardInterrupt
-
-    measure = Evaluation.measure
-
-    def counted(self, *arguments):
-        if Counter.count == Counter.stop:
-            raise Counter.error
-        Counter.count += 1
-        return measure(self, *arguments)
-
-    monkeypatch.setattr(Evaluation, "measure", counted)
-    return Counter
-
-
-def facts(folder):
-    """Everything in a results folder but provenance."""
-    found = {}
-    for path in sorted(folder.glob("*/report.json")):
-        data = json.loads(path.read_text(encoding="utf-8"))
-        data.pop("provenance")
-        found[path.parent.name] = data
-        rows = path.parent / data["rows"]["file"]
-        assert hashlib.sha256(rows.read_bytes()).hexdigest() == data["rows"]["sha256"]
-    return found
-
-
-def test_every_run_of_the_design_leaves_a_report(whole):
+def test_every_run_of_the_design_leaves_a_report(whole, facts):
     names = {p.parent.name for p in whole.glob("*/report.json")}
-    expected = {"reference--16-bit", "reference--base"}
+    expected = {"reference--16-bit", "reference--base", "repeat--base"}
     for budget in ("layers-0.2", "parameters-0.3"):
         for arm in ("top-error", "bottom", "bottom-like-top"):
             expected |= {f"{budget}--{arm}", f"{budget}--{arm}--matched"}
@@ -143,7 +111,7 @@ def test_losses_are_those_of_built_models(whole, checkpoints, text_file):
                 expected = model(input_ids=ids, labels=ids).loss.item()
             assert scores["letters"].loss == pytest.approx(expected, rel=1e-5)
             checked += 1
-    assert checked == 2 + 6 + 8
+    assert checked == 3 + 6 + 8
 
 
 def _selection(profile, names):
@@ -159,12 +127,12 @@ def _selection(profile, names):
     }
 
 
-def test_the_study_is_repeatable(whole, study, text_file):
+def test_the_study_is_repeatable(whole, study, text_file, facts):
     again = run(study(), device="cpu", progress=False)
     assert facts(again) == facts(whole)
 
 
-def test_totals_and_masks(whole):
+def test_totals_and_masks(whole, facts):
     found = facts(whole)
     profile = Profile.load(whole / "profile.json")
     sizes = {row.name: row.parameters for row in profile.layers}
@@ -182,26 +150,41 @@ def test_totals_and_masks(whole):
     assert like["parameters"] <= found["layers-0.2--top-error"]["selection"]["parameters"]
 
 
-def test_rows_add_up_to_the_scores(whole):
+def test_rows_add_up_to_the_scores(whole, facts):
     for name, report in facts(whole).items():
         with gzip.open(whole / name / "rows.jsonl.gz", "rt", encoding="utf-8") as lines:
             rows = [dict(zip(report["rows"]["columns"], json.loads(line), strict=True)) for line in lines]
         assert len(rows) == report["rows"]["count"]
         scores = {d["index"]: d["scores"] for d in report.get("draws", [])} or {0: report["scores"]}
-        for index, score in scores.items():
-            mine = [r for r in rows if r["draw"] == index and r["text"] == "letters"]
-            tokens = sum(r["tokens"] for r in mine)
-            assert (len(mine), tokens) == (4, 4 * 63) == (4, score["letters"]["tokens"])
-            assert score["letters"]["loss"] == pytest.approx(sum(r["nll"] for r in mine) / tokens, rel=1e-12)
-            assert score["letters"]["agreement"] == sum(r["top"] for r in mine) / tokens
-            assert score["letters"]["perplexity"] == pytest.approx(math.exp(score["letters"]["loss"]))
+        assert [r["draw"] for r in rows] == sorted(scores)
+        for row in rows:
+            score, tokens = scores[row["draw"]]["letters"], 4 * 63
+            assert (row["text"], len(row["nll"]), score["tokens"]) == ("letters", 4, tokens)
+            assert score["loss"] == pytest.approx(sum(row["nll"]) / tokens, rel=1e-12)
+            assert score["perplexity"] == pytest.approx(math.exp(score["loss"]))
+            assert row.keys() == ({"draw", "text", "nll"} | ({"kl", "top"} if report["role"] != "control" else set()))
+            if report["role"] != "control":
+                assert score["kl"] == pytest.approx(sum(row["kl"]) / tokens, rel=1e-12)
+                assert score["agreement"] == sum(row["top"]) / tokens
     base, full = (facts(whole)[f"reference--{n}"]["scores"]["letters"] for n in ("base", "16-bit"))
     assert full["kl"] == 0 and full["agreement"] == 1
     assert base["kl"] > 0.001 and base["loss"] != full["loss"]
 
 
-@pytest.mark.parametrize("stop", [0, 1, 6, 7, 8, 12, 20, MEASURED - 1])
-def test_an_interrupted_study_goes_on_where_it_stopped(whole, study, measurements, stop):
+def test_the_base_is_measured_again_otherwise(whole):
+    """Another batch size and thread count move the loss by rounding alone."""
+    first, again = (Report.load(whole / name / "report.json") for name in ("reference--base", "repeat--base"))
+    assert (again.role, again.selection.layers, again.plan) == ("repeat", [], first.plan)
+    (said,) = again.labels
+    assert said.startswith("measured with batch 1 in place of 3, and ")
+    assert again.provenance.threads != first.provenance.threads == torch.get_num_threads()
+    a, b = first.scores["letters"], again.scores["letters"]
+    assert b.loss == pytest.approx(a.loss, abs=1e-4) and b.kl == pytest.approx(a.kl, abs=1e-4)
+    assert (a.tokens, a.agreement) == (b.tokens, pytest.approx(b.agreement, abs=0.01))
+
+
+@pytest.mark.parametrize("stop", [0, 1, 2, 7, 8, 9, 13, 21, MEASURED - 1])
+def test_an_interrupted_study_goes_on_where_it_stopped(whole, study, measurements, stop, facts):
     measurements.stop = stop
     with pytest.raises(KeyboardInterrupt):
         run(study(), device="cpu", progress=False)
@@ -213,8 +196,8 @@ def test_an_interrupted_study_goes_on_where_it_stopped(whole, study, measurement
     assert measurements.count == MEASURED
 
 
-def test_a_torn_line_is_dropped_and_the_draw_repeated(whole, study, measurements):
-    measurements.stop = 1 + 6 + 3
+def test_a_torn_line_is_dropped_and_the_draw_repeated(whole, study, measurements, facts):
+    measurements.stop = 2 + 6 + 3
     with pytest.raises(KeyboardInterrupt):
         run(study(), device="cpu", progress=False)
     (partial,) = (study() / "results").glob("*/draws.partial.jsonl")
@@ -228,7 +211,7 @@ def test_a_torn_line_is_dropped_and_the_draw_repeated(whole, study, measurements
 
 
 @pytest.mark.slow
-def test_a_killed_process_loses_nothing_that_was_finished(whole, study, tmp_path):
+def test_a_killed_process_loses_nothing_that_was_finished(whole, study, tmp_path, facts):
     folder = study()
     code = f"from toolkit.runs.runner import run; run({str(folder)!r}, device='cpu', dtype='float32', progress=False)"
     process = subprocess.Popen(
@@ -243,7 +226,7 @@ def test_a_killed_process_loses_nothing_that_was_finished(whole, study, tmp_path
 
 
 @pytest.mark.parametrize("what", ["truncated", "empty", "no json", "rows changed", "rows missing"])
-def test_a_damaged_report_is_set_aside_and_its_run_repeated(whole, study, measurements, capsys, what):
+def test_a_damaged_report_is_set_aside_and_its_run_repeated(whole, study, measurements, capsys, what, facts):
     folder = study() / "results"
     shutil.copytree(whole, folder)
     path = folder / "layers-0.2--top-error--matched" / "report.json"
@@ -261,7 +244,7 @@ def test_a_damaged_report_is_set_aside_and_its_run_repeated(whole, study, measur
 
 
 @pytest.mark.parametrize("at", [3, 11, 17, 30])
-def test_a_full_disk_is_an_error_and_loses_nothing(whole, study, monkeypatch, at):
+def test_a_full_disk_is_an_error_and_loses_nothing(whole, study, monkeypatch, at, facts):
     """The at-th time that bytes are to reach the disk, it is full."""
     fsync, calls = os.fsync, []
 
@@ -293,7 +276,7 @@ def test_a_file_size_limit_of_the_system_is_an_error(study):
     assert "error: cannot write" in done.stderr and "Traceback" not in done.stderr
 
 
-def test_other_texts_or_windows_are_refused_by_name(whole, study, tmp_path):
+def test_other_texts_or_windows_are_refused_by_name(whole, study, tmp_path, facts):
     shutil.copytree(whole, study() / "results")
     other = tmp_path / "letters.txt"
     other.write_text("zyx" * 700, encoding="utf-8")
@@ -350,7 +333,7 @@ def test_a_report_of_a_newer_version_is_not_set_aside(whole, study):
     assert path.exists()
 
 
-def test_more_budgets_may_follow(whole, study, measurements):
+def test_more_budgets_may_follow(whole, study, measurements, facts):
     folder = study() / "results"
     shutil.copytree(whole, folder)
     run(study(budgets=["layers=0.2", "parameters=0.3", "layers=0.4"]), device="cpu", progress=False)
@@ -373,17 +356,24 @@ def test_what_cannot_be_shown_is_said_before_it_starts(study, capsys, measuremen
     said = capsys.readouterr().err
     assert "bytes-40960--top-error--random-count: descriptive: 4 draws give no p below 0.2" in said
     assert "subsets exist of the 1000000 draws asked for; all are used" in said
+    assert (
+        "note: 1 claim (1 arm, 1 text, 1 budget), test each, correction holm: 4 draws reach p = 0.2, and the "
+        "declared level is 0.05"
+    ) in said
 
 
-def test_the_small_form_says_so_everywhere(study, capsys):
+def test_the_small_form_says_so_everywhere(study, capsys, facts):
     folder = run(study(), small=True, device="cpu", progress=False)
     assert folder == study() / "results-small"
     assert "small form" in capsys.readouterr().err
     reports = facts(folder)
-    assert len(reports) == 2 + 3 + 3
+    assert len(reports) == 3 + 3 + 3
     assert all(r["form"] == "small" and "small form" in r["labels"] for r in reports.values())
     control = reports["layers-0.2--top-error--matched"]
-    assert any(label.startswith("descriptive: 2 draws give no p below 0.333") for label in control["labels"])
+    assert any(
+        label.startswith("descriptive: 2 draws give no p below 0.333 (1 after correction for 3 claims)")
+        for label in control["labels"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -439,7 +429,7 @@ def test_the_table_reads_what_the_runner_wrote(whole):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_a_gpu_gives_nearly_the_same_losses(whole, study):
+def test_a_gpu_gives_nearly_the_same_losses(whole, study, facts):
     folder = run(study(), device="cuda", dtype="float32", progress=False)
     for name, report in facts(folder).items():
         if report["role"] == "arm":

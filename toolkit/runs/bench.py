@@ -57,8 +57,8 @@ class Bench:
         names = [layer.name for layer in layers_of(model)]
         if names != profile.names:
             raise InputError(
-                f"{results.PROFILE} in the results folder lists {len(profile)} layers, and the model has {len(names)} "
-                "(or others): remove that file to have it made anew"
+                f"{results.PROFILE} lists {len(profile)} layers, and the model has {len(names)} (or others): remove "
+                "that file from the results folder to have it made anew"
             )
         self.device = device
         self._batch, self._names = study.batch, profile.names

@@ -278,7 +278,7 @@ def _control_labels(study: Study, control: Control, found: int, together: bool) 
     if control.label == analysis.control and reached > analysis.level:
         after = ""
         if reached > 1 / (1 + found):
-            after = f" ({reached:.3g} after correction for {study.family_size} claims)"
+            after = f" ({reached:.3g} after correction for {_count(study.family_size, 'claim')})"
         said.append(
             f"descriptive: {found} draws give no p below {1 / (1 + found):.3g}{after}, and the declared level is "
             f"{analysis.level:g}"
@@ -343,12 +343,17 @@ def labels(study: Study, runs: list[Run]) -> list[str]:
 def _family(study: Study, draws: int) -> str:
     """The declared family of claims, and the smallest corrected p that so many draws can give."""
     analysis = study.analysis
-    parts = [f"{len(analysis.arms or study.arms)} arms", f"{len(study.texts)} texts"]
+    parts = [_count(len(analysis.arms or study.arms), "arm"), _count(len(study.texts), "text")]
     if analysis.test == "each":
-        parts.append(f"{len(study.budgets)} budgets")
+        parts.append(_count(len(study.budgets), "budget"))
     if analysis.exclusions:
         parts.append("less the exclusions")
     return (
-        f"{study.family_size} claims ({', '.join(parts)}), test {analysis.test}, correction {analysis.correction}: "
-        f"{draws} draws reach p = {study.reachable(draws):.3g}, and the declared level is {analysis.level:g}"
+        f"{_count(study.family_size, 'claim')} ({', '.join(parts)}), test {analysis.test}, correction "
+        f"{analysis.correction}: {draws} draws reach p = {study.reachable(draws):.3g}, and the declared level is "
+        f"{analysis.level:g}"
     )
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
