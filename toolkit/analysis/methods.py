@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -10,6 +11,8 @@ from toolkit.records.certificate import Certificate, CertifiedDraws
 from toolkit.records.study import Control
 
 IDENTIFIER_DIGITS = 12
+SENTENCES = 2
+"""More claims than these are told in brief."""
 CORRECTIONS = {
     "holm": "Holm's correction",
     "max-t": "the max-T correction over shared draws",
@@ -66,11 +69,11 @@ def _law(certificate: Certificate, control: Control) -> str:
     law = items[0].law
     what = str(law.options.get("match", "parameters"))
     within = law.options.get("within")
-    matched = f"{what} matched to within {_percent(float(within))}" if within is not None else f"{what} compared"
+    matched = f"{what} matched to within {_percent(float(within))}" if within is not None else f"no tolerance on {what}"
     holds = f", with the arm's {_and(law.holds)} held" if law.holds else ""
     named = control.label if control.label == law.selector else f"{control.label} ({law.selector})"
     return (
-        f"{named}, {_drawn(items)} {_for(certificate, control)}, {matched}{holds}, among {_feasible(items)}, reached "
+        f"{named}, {_drawn(items)}{_for(items, control)}, {matched}{holds}, among {_feasible(items)}, reached "
         f"mismatch {_range([item.mismatch['mean'] for item in items])} on average and "
         f"{_percent(max(abs(item.mismatch['largest']) for item in items))} at most{end}"
     )
@@ -87,8 +90,12 @@ def _drawn(items: Sequence[CertifiedDraws]) -> str:
     return f"{number} draws"
 
 
-def _for(certificate: Certificate, control: Control) -> str:
-    return f"for {_and(control.like)}" if control.like else "for each arm" + ("" if control.chain else " and budget")
+def _for(items: Sequence[CertifiedDraws], control: Control) -> str:
+    if control.like:
+        return f" for {_and(control.like)}"
+    if items[0].law.shared:
+        return ""
+    return " for each arm" if items[0].law.chain else " for each arm and budget"
 
 
 def _feasible(items: Sequence[CertifiedDraws]) -> str:
@@ -145,8 +152,47 @@ def _standing(certificate: Certificate) -> str:
 
 
 def _verdict(certificate: Certificate) -> list[str]:
-    """The sentences of the verdicts, as they are."""
-    return [_stop(str(sentence)) for sentence in certificate.verdicts.get("sentences", [])]
+    """What was found: the sentences themselves where they are few, else each claim in brief; laws that disagree."""
+    found = certificate.verdicts
+    claims, sentences = found.get("claims", []), found.get("sentences", [])
+    laws = [_stop(str(item["sentence"])) for item in found.get("laws", []) if not item.get("agree", True)]
+    if len(sentences) <= SENTENCES:
+        return [*(_stop(str(sentence)) for sentence in sentences), *laws]
+    counts = Counter(str(claim["verdict"]) for claim in claims)
+    tally = _and(f"{count} {verdict}" for verdict, count in sorted(counts.items()))
+    listed = "; ".join(map(_brief, claims))
+    unit = claims[0]["effect"]["unit"]
+    told = f"Of {len(claims)} claims, {tally} (gap to the median draw in {unit}: {listed})."
+    return [told, *_room(found.get("headroom", [])), *laws]
+
+
+def _room(rooms: Sequence[dict[str, Any]]) -> list[str]:
+    """Each arm's share of the way from chance to the oracle, where the oracle is separated from chance."""
+    shares = [
+        f"{room['arm']} on {room['text']} at {room['budget']} {room['headroom']:.2f}"
+        + (f" ({room['low']:.2f} to {room['high']:.2f})" if room["low"] is not None else "")
+        for room in rooms
+        if room["separated"]
+    ]
+    told = []
+    if shares:
+        told.append(f"From chance (0) to the oracle (1), with 95% intervals over windows: {'; '.join(shares)}.")
+    if len(shares) < len(rooms):
+        told.append(
+            f"In {len(rooms) - len(shares)} of {len(rooms)} comparisons the oracle is not separated from chance, and "
+            "this study cannot rank selectors there."
+        )
+    return told
+
+
+def _brief(claim: dict[str, Any]) -> str:
+    at = f" at {claim['budget']}" if claim.get("budget") is not None else ""
+    effect = claim["effect"]
+    spread = "" if effect["standardized"] is None else f", {effect['standardized']:+.2f} sd"
+    return (
+        f"{claim['arm']} on {claim['text']}{at} {effect['gap']:+.2g}{spread}, p = {_p(claim['p'])}, corrected "
+        f"{_p(claim['adjusted'])}"
+    )
 
 
 def _software(certificate: Certificate) -> str:
