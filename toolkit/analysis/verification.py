@@ -85,15 +85,24 @@ def verify(path: str | os.PathLike[str], results: str | os.PathLike[str] | None 
     Raises:
         InputError: the file is damaged, or anything in it was altered, left out or added: it is named.
     """
-    content = read_bytes(path)
-    data = read_json(path)
     certificate = Certificate.load(path)
     refusal = f"{path} is not sound"
     found = check(certificate, refusal)
-    _sealed(data, content, refusal)
+    _sealed(path, refusal)
     if results is None:
         return found
     return Verified(**{**vars(found), "reports": _reported(certificate, results, refusal)})
+
+
+def sealed(path: str | os.PathLike[str]) -> Certificate:
+    """A certificate whose seal and bytes are sound; nothing of it is made or computed again.
+
+    Raises:
+        InputError: the file is damaged, or was edited after it was sealed.
+    """
+    certificate = Certificate.load(path)
+    _sealed(path, f"{path} is not sound")
+    return certificate
 
 
 def check(certificate: Certificate, refusal: str) -> Verified:
@@ -280,8 +289,9 @@ def _short(value: Any) -> str:
     return text[:12] if len(text) == 64 else text if len(text) < 120 else f"{text[:100]} …"
 
 
-def _sealed(data: dict[str, Any], content: bytes, refusal: str) -> None:
+def _sealed(path: str | os.PathLike[str], refusal: str) -> None:
     """The seal is that of the content, and the file is byte for byte what `certify` writes of it."""
+    content, data = read_bytes(path), read_json(path)
     try:
         seal, text = seal_of(data), render(data).encode()
     except ValueError as error:
