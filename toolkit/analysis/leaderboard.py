@@ -24,19 +24,8 @@ from toolkit.records.io import digest
 
 FORMATS = ("md", "json", "csv")
 COLUMNS = (
-    *(
-        "selector",
-        "arm",
-        "model",
-        "fingerprint",
-        "text",
-        "text_sha256",
-        "placed",
-        "low",
-        "high",
-        "budgets",
-        "of_budgets",
-    ),
+    *("selector", "arm", "model", "fingerprint", "text", "text_sha256"),
+    *("placed", "low", "high", "budgets", "of_budgets"),
     *("p", "adjusted", "smallest_p", "verdict", "effect", "models", "exploratory", "certificate", "file"),
 )
 
@@ -69,8 +58,13 @@ def leaderboard(folder: str | os.PathLike[str], *, verify: bool = False) -> dict
     kept, refused = _read(paths, verify)
     rows: list[dict[str, Any]] = []
     unplaced: list[dict[str, Any]] = []
-    for name, certificate in kept.items():
-        found, lacking = _of(name, certificate)
+    for name, certificate in list(kept.items()):
+        try:
+            found, lacking = _of(name, certificate)
+        except (LookupError, TypeError, ValueError, AttributeError, InputError) as error:  # a seal proves no content
+            refused.append({"file": name, "reason": f"its verdicts or windows are not what certify writes: {error}"})
+            del kept[name]
+            continue
         rows += found
         unplaced += lacking
     models: dict[str, set[str]] = {}
@@ -152,7 +146,8 @@ def _of(file: str, certificate: Certificate) -> tuple[list[dict[str, Any]], list
                     reason = told[arm.budget]["reason"] if arm.budget in told else "the oracle was not measured"
                     unplaced.append(head | {"budget": arm.budget, "reason": reason} | tail)
             place = _place([a.headroom[text] for a in separated], certificate)
-            rows.append(head | place | {"of_budgets": len(judged)} | _tested(certificate, label, text) | tail)
+            place |= {"of_budgets": len(judged), "measured": bool(told)}
+            rows.append(head | place | _tested(certificate, label, text) | tail)
     return rows, unplaced
 
 
@@ -214,7 +209,7 @@ def render(data: dict[str, Any], format: str = "md") -> str:
         return json.dumps(data, indent=1, ensure_ascii=False)
     if format == "csv":
         out = io.StringIO()
-        writer = csv.DictWriter(out, COLUMNS, lineterminator="\n")
+        writer = csv.DictWriter(out, COLUMNS, extrasaction="ignore", lineterminator="\n")
         writer.writeheader()
         writer.writerows(data["rows"])
         return out.getvalue().rstrip("\n")
@@ -222,11 +217,9 @@ def render(data: dict[str, Any], format: str = "md") -> str:
 
 
 def _markdown(data: dict[str, Any]) -> str:
-    how = (
-        "verified in full" if data["verified"] == "full" else "checked by their seals (--verify makes every draw again)"
-    )
+    how = "verified in full" if data["verified"] == "full" else "checked by seal (--verify makes every draw again)"
     parts = [
-        f"{len(data['certificates'])} certificates, {how}. 0 is chance, 1 is the oracle; intervals are 95%, over windows.",
+        f"{len(data['certificates'])} certificates, {how}. 0 is chance, 1 the oracle; intervals are 95%, over windows.",
         _table(
             ["model", "text", "selector", "placed", "interval", "budgets", "p", "smallest p", "models", "certificate"],
             [
@@ -234,7 +227,7 @@ def _markdown(data: dict[str, Any]) -> str:
                     f"{row['model']} ({row['fingerprint'][:8]})",
                     row["text"],
                     row["selector"],
-                    CANNOT_RANK if row["placed"] is None else f"{row['placed']:.2f}",
+                    _placed(row),
                     "–" if row["low"] is None else f"{row['low']:.2f} to {row['high']:.2f}",
                     f"{row['budgets']} of {row['of_budgets']}",
                     "–" if row["p"] is None else f"{row['p']:.3g}",
@@ -248,7 +241,7 @@ def _markdown(data: dict[str, Any]) -> str:
     ]
     if data["signs"]:
         parts += ["Sign test over models (two-sided; one number a model):"]
-        signs = [[s["selector"], f"{s['below']} of {s['total']}", f"{s['p']:.3g}"] for s in data["signs"]]
+        signs = [[s["selector"], f"{s['below']} of {s['models']}", f"{s['p']:.3g}"] for s in data["signs"]]
         parts.append(_table(["selector", "models better than chance", "p"], signs))
     if data["unplaced"]:
         lines = [
@@ -264,6 +257,12 @@ def _markdown(data: dict[str, Any]) -> str:
     if data["refused"]:
         parts += ["Refused:", "\n".join(f"- {r['file']}: {escape(r['reason'])}" for r in data["refused"])]
     return "\n\n".join(parts)
+
+
+def _placed(row: dict[str, Any]) -> str:
+    if row["placed"] is not None:
+        return f"{row['placed']:.2f}"
+    return CANNOT_RANK if row["measured"] else "no oracle was measured"
 
 
 def _table(heading: list[str], rows: list[list[str]]) -> str:
