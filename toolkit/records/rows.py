@@ -85,7 +85,7 @@ def _reason(lines: list[bytes], width: int, path: str) -> str:
     for number, line in enumerate(lines, 1):
         try:
             values = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             return f"{path}:{number}: {error}"
         if not isinstance(values, list) or len(values) != width:
             return f"{path}:{number}: a list of {width} values is asked for; found {line.decode(errors='replace'):.80}"

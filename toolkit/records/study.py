@@ -246,8 +246,8 @@ class Study(File):
         data = _beside(data, file.parent)
         study = parse(cls, data, str(file), lines)
         data = study.to_json()
-        reduction = data.pop("small", None) or {}
-        reduced = data | reduction | {"form": "small"}
+        data.pop("small", None)
+        reduced = data | (study.small or {}) | {"form": "small"}  # a null there takes a field out
         if study.small:  # checked also where it is not asked for
             inside = {place[1:]: line for place, line in lines.items() if place[0] == "small" and len(place) > 1}
             parse(cls, reduced, f"{file} (small form)", inside)
