@@ -29,6 +29,7 @@ _HOME = {
     "RankingSelector": "toolkit.interfaces",
     "Scaler": "toolkit.interfaces",
     "Selector": "toolkit.interfaces",
+    "Law": "toolkit.interfaces",
     "InputError": "toolkit.errors",
     "RunError": "toolkit.errors",
     "ToolkitError": "toolkit.errors",
@@ -37,9 +38,15 @@ _HOME = {
     "profile": "toolkit.weights.profiling",
     "select": "toolkit.selection.select",
     "draws": "toolkit.selection.select",
+    "chains": "toolkit.selection.select",
     "build": "toolkit.runs.building",
     "run": "toolkit.runs.runner",
     "lock": "toolkit.runs.locking",
+    "certify": "toolkit.analysis.certificates",
+    "verify": "toolkit.analysis.verification",
+    "leaderboard": "toolkit.analysis.leaderboard",
+    "compare": "toolkit.comparison",
+    "Certificate": "toolkit.records.certificate",
     "table": "toolkit.analysis.table",
     "figure": "toolkit.analysis.figure",
     "demo_model": "toolkit.weights.demo_model",
@@ -73,15 +80,21 @@ def __dir__() -> list[str]:
 
 
 if TYPE_CHECKING:
+    from toolkit.analysis.certificates import certify as certify
     from toolkit.analysis.figure import figure as figure
+    from toolkit.analysis.leaderboard import leaderboard as leaderboard
     from toolkit.analysis.table import table as table
+    from toolkit.analysis.verification import verify as verify
+    from toolkit.comparison import compare as compare
     from toolkit.errors import InputError as InputError
     from toolkit.errors import RunError as RunError
+    from toolkit.interfaces import Law as Law
     from toolkit.interfaces import Pick as Pick
     from toolkit.interfaces import Quantizer as Quantizer
     from toolkit.interfaces import RankingSelector as RankingSelector
     from toolkit.interfaces import Selector as Selector
     from toolkit.records.budget import Budget as Budget
+    from toolkit.records.certificate import Certificate as Certificate
     from toolkit.records.plan import Plan as Plan
     from toolkit.records.profile import Profile as Profile
     from toolkit.records.selection import Selection as Selection
@@ -90,5 +103,7 @@ if TYPE_CHECKING:
     from toolkit.runs.building import build as build
     from toolkit.runs.locking import lock as lock
     from toolkit.runs.runner import run as run
+    from toolkit.selection.select import chains as chains
+    from toolkit.selection.select import draws as draws
     from toolkit.selection.select import select as select
     from toolkit.weights.profiling import profile as profile

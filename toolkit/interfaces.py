@@ -12,7 +12,7 @@ import inspect
 import json
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -264,15 +264,24 @@ class Selector(Component):
 
         The default repeats `select` and drops repeats; it gives up after 100 repeats in a row.
         """
-        found: dict[frozenset[str], Pick] = {}
-        repeats = 0
-        while len(found) < count and repeats < 100:
+
+        def draw() -> Pick:
             pick = self.select(profile, budget, rng, like)
-            pick = pick if isinstance(pick, Pick) else Pick(list(pick))
-            names = frozenset(pick.layers)
-            repeats = repeats + 1 if names in found else 0
-            found.setdefault(names, pick)
-        return list(found.values())
+            return pick if isinstance(pick, Pick) else Pick(list(pick))
+
+        return unrepeated(draw, count)
+
+
+def unrepeated(draw: Callable[[], Pick], count: int) -> list[Pick]:
+    """`count` distinct answers of a function, repeats dropped; fewer after 100 repeats in a row."""
+    found: dict[frozenset[str], Pick] = {}
+    repeats = 0
+    while len(found) < count and repeats < 100:
+        pick = draw()
+        names = frozenset(pick.layers)
+        repeats = repeats + 1 if names in found else 0
+        found.setdefault(names, pick)
+    return list(found.values())
 
 
 class Law(Selector):

@@ -27,11 +27,11 @@ def thirds_of(profile):
     return [3 * layer.block // profile.blocks for layer in profile.layers]
 
 
-def enumerate_controls(profile, like, *, within, unit="parameters", thirds=False, roles=False, disjoint=False):
+def enumerate_controls(profile, like, *, within, match="parameters", thirds=False, roles=False, disjoint=False):
     """Every set of the law, from its definition, in exact fractions."""
     matched = frozenset(like.layers)
     layers = profile.layers
-    sizes = [getattr(layer, unit) for layer in layers]
+    sizes = [getattr(layer, match) for layer in layers]
     target = sum(size for size, layer in zip(sizes, layers, strict=True) if layer.name in matched)
     third = thirds_of(profile)
     found = []
@@ -138,10 +138,10 @@ def test_the_law_equals_enumeration(data):
     )
     constraint = data.draw(st.sampled_from(CONSTRAINTS))
     within = data.draw(st.sampled_from(["0", "0.001", "0.25", "0.9"]))
-    unit = data.draw(st.sampled_from(["parameters", "bytes"]))
-    expected = enumerate_controls(profile, like, within=within, unit=unit, **constraint)
+    match = data.draw(st.sampled_from(["parameters", "bytes"]))
+    expected = enumerate_controls(profile, like, within=within, match=match, **constraint)
     try:
-        law = controls(profile, like, within=Decimal(within), unit=unit, **constraint)
+        law = controls(profile, like, within=Decimal(within), match=match, **constraint)
     except tk.InputError:
         assert expected == []
         return

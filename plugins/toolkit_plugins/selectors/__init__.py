@@ -7,8 +7,10 @@ from toolkit_plugins.selectors.depth import Depth
 from toolkit_plugins.selectors.depth_matched import DepthMatched
 from toolkit_plugins.selectors.listed import Listed
 from toolkit_plugins.selectors.none import NoLayers
+from toolkit_plugins.selectors.placement_matched import PlacementMatched
 from toolkit_plugins.selectors.random_count import RandomCount
 from toolkit_plugins.selectors.random_matched import RandomMatched
+from toolkit_plugins.selectors.random_permuted import RandomPermuted
 from toolkit_plugins.selectors.top_error import TopError
 from toolkit_plugins.selectors.weight_norm import WeightNorm
 
@@ -20,8 +22,10 @@ COMPONENTS = [
     DepthMatched,
     Listed,
     NoLayers,
+    PlacementMatched,
     RandomCount,
     RandomMatched,
+    RandomPermuted,
     TopError,
     WeightNorm,
 ]

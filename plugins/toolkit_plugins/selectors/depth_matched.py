@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from decimal import Decimal
-from random import Random
 
-from toolkit.interfaces import Pick, Selector
 from toolkit.records.budget import Budget
 from toolkit.records.profile import Profile
 from toolkit.records.selection import Selection
-from toolkit.selection.matching import controls
+from toolkit.selection.chains import Families, families
+from toolkit.selection.laws import CountedLaw
+from toolkit.selection.matching import Controls, controls
 
 
-class DepthMatched(Selector):
+class DepthMatched(CountedLaw):
     """Draw layers uniformly, as many in each third of the network as another selection holds.
 
     The law: { S ≠ M : |S ∩ third| = |M ∩ third| for each third }, uniform, third = ⌊3·block/blocks⌋ (AQLoRA
@@ -24,20 +25,17 @@ class DepthMatched(Selector):
     """
 
     name = "depth-matched"
-    random = True
-    needs_like = True
 
-    def select(self, profile: Profile, budget: Budget | None, rng: Random, like: Selection | None) -> Pick:
-        """The first draw."""
-        return self.draws(profile, budget, rng, like, 1)[0]
+    @property
+    def holds(self) -> tuple[str, ...]:
+        """Thirds."""
+        return ("thirds",)
 
-    def draws(
-        self, profile: Profile, budget: Budget | None, rng: Random, like: Selection | None, count: int
-    ) -> list[Pick]:
-        """`count` distinct draws; all sets, shuffled, where fewer exist."""
+    def law(self, profile: Profile, budget: Budget | None, like: Selection | None) -> Controls:
+        """Every set that a draw can be."""
         assert like is not None  # the core refuses a missing selection before it asks
-        law = controls(profile, like, within=Decimal(0), unit="layers", thirds=True)
-        return [
-            Pick(pick.layers, feasible_subsets=pick.feasible_subsets, inclusion=pick.inclusion)
-            for pick in law.draws(rng, count)
-        ]
+        return controls(profile, like, within=Decimal(0), match="layers", thirds=True, settable=())
+
+    def families(self, profile: Profile, likes: Sequence[Selection]) -> Families:
+        """Every nested family that a draw can be."""
+        return families(profile, likes, within=Decimal(0), match="layers", thirds=True)

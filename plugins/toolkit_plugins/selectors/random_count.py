@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from random import Random
 from typing import Literal
 
-from toolkit.interfaces import Pick, Selector
+from toolkit.interfaces import Pick, unrepeated
 from toolkit.records.budget import Budget
 from toolkit.records.profile import Profile
 from toolkit.records.selection import Selection
+from toolkit.selection.chains import Families, families
+from toolkit.selection.laws import CountedLaw
 from toolkit.selection.matching import Controls, controls, counted
 from toolkit.selection.ranking import nothing, top
 
 
 @dataclass
-class RandomCount(Selector):
+class RandomCount(CountedLaw):
     """Draw K layers uniformly: every K-subset with probability 1/C(L, K).
 
     K = ⌈ρL⌉ under a layers budget (`rounding=floor`: ⌊ρL⌋); with a selection to match, its number of layers,
@@ -30,38 +33,30 @@ class RandomCount(Selector):
     """
 
     name = "random-count"
-    random = True
+    needs_like = False
 
     rounding: Literal["ceil", "floor"] = "ceil"
 
-    def law(self, profile: Profile, budget: Budget | None, like: Selection | None) -> Controls | None:
-        """Every set that a draw can be; None under a parameters or bytes budget."""
+    def law(self, profile: Profile, budget: Budget | None, like: Selection | None) -> Controls:
+        """Every set that a draw can be, matched or under a layers budget."""
         if like is not None:
-            return controls(profile, like, within=Decimal(0), unit="layers")
+            return controls(profile, like, within=Decimal(0), match="layers", settable=())
         assert budget is not None  # the core refuses a missing budget before it asks
-        if budget.unit != "layers":
-            return None
         count = budget.of(len(profile), self.rounding)
         if count == 0:
             raise nothing(profile, budget, self.key)
         return counted(profile, count)
 
-    def select(self, profile: Profile, budget: Budget | None, rng: Random, like: Selection | None) -> Pick:
-        """The first draw."""
-        if self.law(profile, budget, like) is not None:
-            return self.draws(profile, budget, rng, like, 1)[0]
-        assert budget is not None
-        ranks = [rng.random() for _ in profile.names]
-        return Pick(top(profile, ranks, budget, selector=self.key))
+    def families(self, profile: Profile, likes: Sequence[Selection]) -> Families:
+        """Every nested family that a draw can be."""
+        return families(profile, likes, within=Decimal(0), match="layers")
 
     def draws(
         self, profile: Profile, budget: Budget | None, rng: Random, like: Selection | None, count: int
     ) -> list[Pick]:
         """`count` distinct draws; all sets, shuffled, where fewer exist."""
-        law = self.law(profile, budget, like)
-        if law is None:
+        if like is not None or budget is None or budget.unit == "layers":
             return super().draws(profile, budget, rng, like, count)
-        return [
-            Pick(pick.layers, feasible_subsets=pick.feasible_subsets, inclusion=pick.inclusion)
-            for pick in law.draws(rng, count)
-        ]
+        return unrepeated(
+            lambda: Pick(top(profile, [rng.random() for _ in profile.names], budget, selector=self.key)), count
+        )

@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from random import Random
-from typing import Literal
 
 from toolkit.errors import InputError
-from toolkit.interfaces import Pick, Selector
+from toolkit.interfaces import Law
 from toolkit.records.budget import Budget
 from toolkit.records.profile import Profile
 from toolkit.records.selection import Selection
+from toolkit.selection.chains import Families, families
+from toolkit.selection.laws import CountedLaw
 from toolkit.selection.matching import Controls, controls
+from toolkit.selection.quantities import Match
 
 
 @dataclass
-class RandomMatched(Selector):
+class RandomMatched(CountedLaw):
     """Draw uniformly from all sets of layers that hold as many parameters as another selection, to within 0.1%.
 
-    The law: { S ≠ M : |total(S) − total(M)| ≤ within·total(M) }, uniform, in `unit`; the count floats (AQLoRA
-    §7.2). `thirds` and `roles` also keep M's count in each third of depth and of each role; `disjoint` leaves
-    M's layers out. Counted and sampled exactly (`toolkit.selection.matching`).
+    The law: { S ≠ M : |total(S) − total(M)| ≤ within·total(M) }, uniform; the count floats (AQLoRA §7.2). `match`
+    says which total: parameters, bytes (at 16 bit), extra-bytes (16-bit bytes less those under `quantizer`) or
+    adapter-parameters (d_in + d_out). `thirds` and `roles` also keep M's count in each third of depth and of each
+    role; `disjoint` leaves M's layers out. Counted and sampled exactly (`toolkit.selection.matching`).
+
+    Uniform over sets is not uniform over layers: more sets hold many small layers than few large ones, so that
+    small layers are drawn more often; `inclusion` tells how often.
+
+    A chain is uniform over all nested families with these totals and constraints at each budget
+    (`toolkit.selection.chains`); at one budget its law is therefore another one than that of single draws.
+    Chains leave `disjoint` out.
 
     Raises:
         InputError: a tolerance outside [0, 1), one that no other set reaches (the nearest is named), a
@@ -29,11 +39,10 @@ class RandomMatched(Selector):
     """
 
     name = "random-matched"
-    random = True
-    needs_like = True
 
     within: Decimal = Decimal("0.001")
-    unit: Literal["parameters", "bytes"] = "parameters"
+    match: Match = "parameters"
+    quantizer: str = "nf4"
     thirds: bool = False
     roles: bool = False
     disjoint: bool = False
@@ -41,28 +50,46 @@ class RandomMatched(Selector):
     def __post_init__(self) -> None:
         self.within = Decimal(str(self.within))
         if not self.within.is_finite() or not 0 <= self.within < 1:
-            raise InputError(f"option 'within' of selector 'random-matched' is {self.within}; it lies in [0, 1)")
+            raise InputError(f"option 'within' of selector {self.name!r} is {self.within}; it lies in [0, 1)")
         self.within = self.within.normalize()  # 0.010 and 0.01 are one tolerance: one key, one random stream
 
-    def law(self, profile: Profile, like: Selection) -> Controls:
+    @classmethod
+    def standard(cls) -> list[Law]:
+        """The plain form, and the one that holds the composition."""
+        return [cls(), cls(roles=True, thirds=True)]
+
+    @property
+    def holds(self) -> tuple[str, ...]:
+        """The constraints that are asked for."""
+        return tuple(name for name in ("roles", "thirds") if getattr(self, name))
+
+    @property
+    def nests(self) -> bool:
+        """Not with `disjoint`."""
+        return not self.disjoint
+
+    def law(self, profile: Profile, budget: Budget | None, like: Selection | None) -> Controls:
         """Every set that a draw can be."""
+        assert like is not None  # the core refuses a missing selection before it asks
         return controls(
             profile,
             like,
             within=self.within,
-            unit=self.unit,
+            match=self.match,
+            quantizer=self.quantizer,
             thirds=self.thirds,
             roles=self.roles,
             disjoint=self.disjoint,
         )
 
-    def select(self, profile: Profile, budget: Budget | None, rng: Random, like: Selection | None) -> Pick:
-        """The first draw."""
-        return self.draws(profile, budget, rng, like, 1)[0]
-
-    def draws(
-        self, profile: Profile, budget: Budget | None, rng: Random, like: Selection | None, count: int
-    ) -> list[Pick]:
-        """`count` distinct draws; all sets, shuffled, where fewer exist."""
-        assert like is not None  # the core refuses a missing selection before it asks
-        return self.law(profile, like).draws(rng, count)
+    def families(self, profile: Profile, likes: Sequence[Selection]) -> Families:
+        """Every nested family that a draw can be."""
+        return families(
+            profile,
+            likes,
+            within=self.within,
+            match=self.match,
+            quantizer=self.quantizer,
+            thirds=self.thirds,
+            roles=self.roles,
+        )
