@@ -51,3 +51,33 @@ def full(builders, tmp_path_factory):
     made.write(rows=True)
     study.save(made.results / "study.json")
     return made
+
+
+@pytest.fixture(scope="session")
+def certify_small(builders, tmp_path_factory):
+    """Keyword arguments → a small locked study with the real laws' draws, and its certificate's file; only read."""
+    from toolkit.analysis.certificates import certify
+
+    def make(*, lock: bool = True, seed: int = 0, fingerprint: str | None = None, **study):
+        controls = [law | {"draws": 9} for law in builders.LAWS if "shuffle" not in law["selector"]]
+        controls.append({"selector": "random-count", "name": "count-matched", "draws": 7, "like": ["top-error"]})
+        given = {"budgets": ("layers=0.1", "layers=0.2"), "texts": ("python-topics", "wikitext2"), "controls": controls}
+        declared = builders.make_full_study(**given | study)
+        folder = tmp_path_factory.mktemp("certified") / "study"
+        made = builders.Builder(folder, declared, real=True, windows=6, blocks=6, seed=seed)
+        if fingerprint is not None:
+            made.profile = builders.make_profile(6, fingerprint=fingerprint)
+        if lock:
+            made.seal()
+        made.write(rows=True)
+        declared.save(made.results / "study.json")
+        certify(made.folder, folder.parent / "control.json")
+        return made, folder.parent / "control.json"
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def certified(certify_small):
+    """A small certified study and its certificate's file; they are only read."""
+    return certify_small()
