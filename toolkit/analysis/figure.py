@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from toolkit.analysis import layout, reports
+from toolkit.analysis import grid, reports
 from toolkit.analysis.reports import Results
 from toolkit.analysis.summary import summary
 from toolkit.errors import InputError, closest
@@ -238,8 +238,8 @@ def _apart(marks: dict[str, float]) -> dict[str, tuple[float, str]]:
 def _verdict(item: dict[str, Any], text: str) -> str:
     found = item["texts"][text]
     return (
-        f"gap {layout.signed(found['gap'])}, {found['at_least_as_good']} of {item['draws']} at least as good, "
-        f"p = {layout.probability(found['p'])}".replace("= <", "< ")
+        f"gap {grid.signed(found['gap'])}, {found['at_least_as_good']} of {item['draws']} at least as good, "
+        f"p = {grid.probability(found['p'])}".replace("= <", "< ")
     )
 
 

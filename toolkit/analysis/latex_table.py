@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from toolkit.analysis.layout import Grid, caption, grids
+from toolkit.analysis.grid import Grid
+from toolkit.analysis.layout import caption, grids, sentences
 
 SPECIAL = {
     "\\": r"\textbackslash{}",
@@ -33,15 +34,19 @@ SPECIAL = {
     "≤": r"\ensuremath{\le}",
     "≥": r"\ensuremath{\ge}",
     "’": "'",
+    "ρ": r"\ensuremath{\rho}",
+    "§": r"\S{}",
     "…": r"\ldots{}",
 }
 
 
 def render(data: dict[str, Any]) -> str:
-    """The caption as a quotation, then one `table` environment a grid."""
+    """The caption as a quotation, then one `table` environment a grid, then what was found, as another quotation."""
     lines = ["\\begin{quote}\\small", *(escape(line) + r"\\" for line in caption(data)), "\\end{quote}"]
     for grid in grids(data):
         lines += ["", *_grid(grid)]
+    if found := sentences(data):
+        lines += ["", "\\begin{quote}\\small", *(escape(line) + r"\\" for line in found), "\\end{quote}"]
     return "\n".join(lines)
 
 

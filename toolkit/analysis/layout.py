@@ -2,40 +2,68 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from decimal import Decimal
 from typing import Any
 
-
-@dataclass(frozen=True)
-class Grid:
-    """One printed table: a caption, a heading, rows of text cells, and the rows before which a line is drawn."""
-
-    caption: str
-    heading: list[str]
-    rows: list[list[str]]
-    breaks: list[int] = field(default_factory=list)
-
-    def numeric(self, column: int) -> bool:
-        """Whether a column holds numbers, which are set to the right."""
-        return all(not row[column] or row[column][0] in "0123456789+−<–" for row in self.rows)
-
-
-NOTHING = "–"
+from toolkit.analysis import verdict_grids
+from toolkit.analysis.grid import NOTHING, Grid, count, percent, probability, signed
 
 
 def grids(data: dict[str, Any]) -> list[Grid]:
-    """Every table of a study: for each text the scores and the comparisons, then how alike selections are."""
+    """Every table: each text's scores and comparisons, the claims and what bears on them, how alike selections are."""
     found = []
     for text in data["texts"]:
-        found.append(_scores(data, text))
+        if data["kind"] == "table":
+            found.append(_scores(data, text))
         if any(arm["controls"] for arm in data["arms"]):
             found.append(_comparisons(data, text))
-    return found + _likeness(data)
+    found += verdict_grids.grids(data)
+    return found + (_likeness(data) if "likeness" in data else [])
+
+
+def sentences(data: dict[str, Any]) -> list[str]:
+    """What was found, one sentence a claim; then one a claim on which the laws differ."""
+    verdicts = data["verdicts"]
+    if verdicts is None:
+        return []
+    return verdicts["sentences"] + [law["sentence"] for law in verdicts["laws"] if not law["agree"]]
 
 
 def caption(data: dict[str, Any]) -> list[str]:
-    """What was run, on which weights and texts: one sentence a line."""
+    """Whether the results are confirmatory, then what was judged, on which weights and texts: one sentence a line."""
+    lines = [_status(data["status"]), *(_of_study(data) if data["kind"] == "table" else _of_scores(data))]
+    lines += data["notes"]
+    if data.get("missing"):
+        lines.append(f"Missing runs ({len(data['missing'])}): {_some(data['missing'])}.")
+    return lines
+
+
+MOST = 40
+"""Missing runs that a caption names; the plain data name them all."""
+
+
+def _some(items: list[str]) -> str:
+    return "; ".join(items[:MOST]) + (f"; and {len(items) - MOST} more" if len(items) > MOST else "")
+
+
+def _status(status: dict[str, Any]) -> str:
+    if status["confirmatory"]:
+        return f"Confirmatory: made under the analysis locked before the first run, lock {status['lock'][:12]}."
+    return f"Exploratory: {'; '.join(status['reasons'])}."
+
+
+def _of_scores(data: dict[str, Any]) -> list[str]:
+    scores = data["scores"]
+    seeds = ", ".join(map(str, scores["seeds"]))
+    rows = f", over {scores['rows']:,} {scores['part']}s" if scores["part"] else ""
+    return [
+        f"Model: {data['model']} (weights {data['fingerprint'][:12]}).",
+        f"Scores: {scores['file']}, SHA-256 {scores['sha256'][:12]}, {scores['lines']:,} lines; each value is the mean "
+        f"over {'seed' if len(scores['seeds']) == 1 else 'seeds'} {seeds}{rows}.",
+        f"Selections: {data['selections']:,} files, of which {len(data['arms']):,} are judged.",
+    ]
+
+
+def _of_study(data: dict[str, Any]) -> list[str]:
     note = data["reference"]["note"]
     lines = [
         f"Study {data['study']} ({data['form']} form): {data['question']}",
@@ -49,9 +77,6 @@ def caption(data: dict[str, Any]) -> list[str]:
             f"{text['window']} tokens, {text['tokens']:,} tokens"
             f"{', each window with a beginning-of-text token' if text['bos'] else ''}."
         )
-    lines += data["notes"]
-    if data["missing"]:
-        lines.append(f"Missing runs ({len(data['missing'])}): {'; '.join(data['missing'])}.")
     return lines
 
 
@@ -70,7 +95,7 @@ def _scores(data: dict[str, Any], text: str) -> Grid:
             breaks.append(len(rows))
         rows.append(
             [
-                arm["budget"] if arm["budget"] != last else "",
+                (arm["budget"] or "") if arm["budget"] != last else "",
                 arm["arm"],
                 *_score(arm["scores"][text]),
                 f"{arm['layers']:,}",
@@ -109,8 +134,8 @@ def _difference(arm: dict[str, Any], text: str) -> str:
 
 
 def _comparisons(data: dict[str, Any], text: str) -> Grid:
-    outcome = data["analysis"]["outcome"]
-    heading = ["budget", "arm", "control", "draws", f"median {outcome}", "gap", "at least as good", "p"]
+    outcome, floor = data["analysis"]["outcome"], data.get("floor")
+    heading = ["budget", "arm", "control", "draws", f"median {outcome}", "sd", "gap", "at least as good", "p"]
     heading += ["smallest p", "mismatch mean", "largest", "feasible subsets", "p is", "law"]
     rows, breaks = [], []
     budget = label = None
@@ -121,12 +146,13 @@ def _comparisons(data: dict[str, Any], text: str) -> Grid:
             item = control["texts"][text]
             rows.append(
                 [
-                    arm["budget"] if arm["budget"] != budget else "",
+                    (arm["budget"] or "") if arm["budget"] != budget else "",
                     arm["arm"] if (arm["budget"], arm["arm"]) != (budget, label) else "",
                     control["control"] + ("" if control["matched"] else " (flawed: memory not matched)"),
                     f"{control['draws']:,}",
                     f"{item['median']:.4f}",
-                    signed(item["gap"]),
+                    NOTHING if item["sd"] is None else f"{item['sd']:.4f}",
+                    signed(item["gap"]) + (" (≤ floor)" if item["below_floor"] else ""),
                     f"{item['at_least_as_good']:,}",
                     probability(item["p"]),
                     probability(control["smallest_p"]),
@@ -140,9 +166,11 @@ def _comparisons(data: dict[str, Any], text: str) -> Grid:
             )
             budget, label = arm["budget"], arm["arm"]
     title = (
-        f"{text}: each arm against its own draws; gap = arm − median draw ({outcome}, nats a token); mismatch = "
-        "(draw − arm)/arm of the protected parameters"
+        f"{text}: each arm against its own draws under each law; gap = arm − median draw ({outcome}, {data['unit']}); "
+        "sd: of the draws; mismatch = (draw − arm)/arm of the protected parameters"
     )
+    if floor is not None:
+        title += f"; gaps of at most {floor['difference'][text]:.1e} lie within the numerical floor"
     return Grid(title, heading, rows, breaks)
 
 
@@ -172,30 +200,3 @@ def _likeness(data: dict[str, Any]) -> list[Grid]:
 
 def _likeness_cell(value: float | None) -> str:
     return NOTHING if value is None else f"{value:.2f}".replace("-", "−")
-
-
-def signed(value: float) -> str:
-    """Four decimals with a sign; a real minus."""
-    text = f"{value:+.4f}"
-    return ("0.0000" if float(text) == 0 else text).replace("-", "−")
-
-
-def probability(p: float) -> str:
-    """Three decimals, or `<0.001`."""
-    return f"{p:.3f}" if p >= 0.0005 else "<0.001"
-
-
-def percent(fraction: float) -> str:
-    """A signed percentage: three decimals below 1%, one above."""
-    value = 100 * fraction
-    text = f"{value:+.3f}" if abs(value) < 1 else f"{value:+.1f}"
-    return ("0" if float(text) == 0 else text).replace("-", "−") + "%"
-
-
-def count(number: int | None) -> str:
-    """An integer of any length: in full below a million, else rounded to two digits and a power of ten."""
-    if number is None:
-        return NOTHING
-    if number < 10**6:
-        return f"{number:,}"
-    return f"{Decimal(number):.1e}".replace("e+", "e")

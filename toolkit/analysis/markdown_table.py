@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from toolkit.analysis.layout import Grid, caption, grids
+from toolkit.analysis.grid import Grid
+from toolkit.analysis.layout import caption, grids, sentences
 
 
 def render(data: dict[str, Any]) -> str:
-    """Caption lines, then one table after the other."""
+    """Caption lines, then one table after the other, then what was found in sentences."""
     parts = ["\n".join(f"- {escape(line)}" for line in caption(data))]
     for grid in grids(data):
         parts += [f"**{escape(grid.caption)}**", _grid(grid)]
+    if found := sentences(data):
+        parts += ["**In sentences**", "\n".join(f"- {escape(line)}" for line in found)]
     return "\n\n".join(parts)
 
 

@@ -83,6 +83,7 @@ class Run:
     rows: Rows | None
     lock: str | None = None
     started: str | None = None
+    labels: tuple[str, ...] = ()
 
 
 class Common(NamedTuple):
@@ -227,6 +228,7 @@ def _run(report: Report, columns: Draws | None, path: Path) -> Run:
         rows=report.rows,
         lock=report.lock,
         started=started if isinstance(started, str) else None,
+        labels=tuple(report.labels),
     )
     if role == "sweep":
         _check_sweep(run)

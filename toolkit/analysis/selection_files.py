@@ -12,6 +12,7 @@ from typing import Any
 import pydantic_core
 from pydantic import ValidationError
 
+from toolkit.analysis.entries import roles
 from toolkit.analysis.workers import shared_out
 from toolkit.errors import InputError, closest
 from toolkit.interfaces import Law as LawComponent
@@ -136,7 +137,6 @@ def _read(path: Path) -> Chosen:
         record = Selection.model_validate(pydantic_core.from_json(content))
     except (ValidationError, ValueError, InputError):
         record = Selection.load(path)  # says what is wrong, or takes an integer of any length
-    roles = Counter(_role(name) for name in record.layers)
     return Chosen(
         path=path,
         name=path.stem,
@@ -147,7 +147,7 @@ def _read(path: Path) -> Chosen:
         seed=record.seed,
         model=record.model,
         fingerprint=record.fingerprint,
-        roles=dict(roles),
+        roles=roles(record.layers),
         total=record.of.get("layers", len(record.layers)),
         parameters=record.parameters,
         matched_to=None if record.matched_to is None else record.matched_to.hash,
@@ -158,11 +158,6 @@ def _read(path: Path) -> Chosen:
         draw=record.draw,
         chain=record.chain,
     )
-
-
-def _role(layer: str) -> str:
-    """The last part of a layer's path, without the number of an expert."""
-    return layer.rpartition(".")[2].partition("[")[0]
 
 
 def grouped(found: Sequence[Chosen]) -> list[Arm]:

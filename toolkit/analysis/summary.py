@@ -6,19 +6,17 @@ import math
 import os
 from typing import Any
 
-from toolkit import spec
-from toolkit.analysis import inference, reports, windows
+from toolkit.analysis import entries, inference, locks, reports, windows
+from toolkit.analysis.effects import effects, errors, profile_of
+from toolkit.analysis.evidence import Judged
 from toolkit.analysis.likeness import likeness
 from toolkit.analysis.report_file import Run
 from toolkit.analysis.reports import Results
+from toolkit.analysis.study_evidence import ANTI, ORACLE, evidence
 from toolkit.errors import InputError
-from toolkit.records.report import Law, Score
-from toolkit.records.study import Control
+from toolkit.records.report import Score
 
 SCHEMA = 1
-TOLERANCE = 0.001
-"""Draws whose totals lie further than this from their arm's are not matched on memory, unless their law says
-with an option `within` that a wider window was asked for."""
 
 
 def summary(study: str | os.PathLike[str] | Results, *, paired: bool = False) -> dict[str, Any]:
@@ -30,22 +28,32 @@ def summary(study: str | os.PathLike[str] | Results, *, paired: bool = False) ->
             error over windows.
 
     Returns:
-        `references` (the 16-bit and the base run), `arms` (one a budget and arm, with scores on each text and
-        one entry a control), `likeness`, `missing`, `notes`, and what was run. Losses and gaps are in nats a
-        token; shares and mismatches are fractions.
+        `status` (confirmatory, or exploratory and why), `references` (the 16-bit and the base run), `arms` (one a
+        budget and arm, with scores on each text and one entry a control), `verdicts` (null, with `untested`, where
+        nothing that is declared was measured), `floor` (of the base measured twice), `effects` (of the sweep),
+        `likeness`, `missing`, `notes`, and what was run. Losses and gaps are in nats a token; shares and
+        mismatches are fractions.
 
     Raises:
         InputError: as `toolkit.analysis.reports.read`.
     """
     results = study if isinstance(study, Results) else reports.read(study)
     declared, analysis = results.study, results.study.analysis
-    missing = _missing(results)
+    found = evidence(results)
+    verdicts, untested, rows = entries.judged(found)
+    status, floor = locks.status(results), _floor(results)
+    differences = {} if floor is None else floor["difference"]
     data: dict[str, Any] = {
         "schema": SCHEMA,
         "kind": "table",
         "study": declared.name,
         "question": declared.question,
         "form": results.form,
+        "status": {
+            "confirmatory": status.confirmatory,
+            "reasons": list(status.reasons),
+            "lock": status.hash,
+        },
         "model": results.model,
         "fingerprint": results.fingerprint,
         "reference": results.reference.model_dump(mode="json"),
@@ -55,18 +63,21 @@ def summary(study: str | os.PathLike[str] | Results, *, paired: bool = False) ->
         "settings": results.settings,
         "texts": {name: text.model_dump(mode="json") for name, text in results.texts.items()},
         "analysis": analysis.model_dump(mode="json"),
+        "unit": found.unit,
         "reports": results.count,
         "references": [_reference(results, run) for run in _ordered_references(results)],
         "arms": [
-            _arm(results, budget, arm.label, paired)
-            for budget in results.budgets
-            for arm in declared.arms
-            if (budget, arm.label) in results.arms
+            _arm(results, judged, paired) | {"controls": entries.controls(found, judged, rows, differences)}
+            for judged in found.arms
         ],
-        "missing": missing,
+        "verdicts": verdicts,
+        "untested": untested,
+        "floor": floor,
+        "missing": _missing(results),
     }
+    data["effects"] = _effects(results)
     data["likeness"] = likeness(results)
-    data["notes"] = _notes(results, data)
+    data["notes"] = _notes(results, data, entries.notes(found, [c for a in data["arms"] for c in a["controls"]]))
     return data
 
 
@@ -99,86 +110,56 @@ def _score(results: Results, text: str, score: Score) -> dict[str, Any]:
     }
 
 
-def _arm(results: Results, budget: str, label: str, paired: bool) -> dict[str, Any]:
-    run = results.arms[budget, label]
+def _arm(results: Results, judged: Judged, paired: bool) -> dict[str, Any]:
+    run = results.arms[str(judged.budget), judged.arm]
     selection = run.selection
     assert selection is not None  # reports.read refuses an arm without one
     data: dict[str, Any] = {
         "run": run.name,
-        "arm": label,
-        "budget": budget,
+        "arm": run.arm,
+        "budget": judged.budget,
         "selector": selection.selector,
         "layers": len(selection.layers),
+        "roles": entries.roles(selection.layers),
         "parameters": selection.parameters,
         "bytes": selection.bytes,
         "share": selection.share,
         "scores": _scores(results, run),
-        "controls": [
-            _control(results, run, control, results.controls[budget, label, control.label])
-            for control in results.study.controls
-            if (budget, label, control.label) in results.controls
-        ],
     }
     if paired:
         data["paired"] = _paired(results, run)
     return data
 
 
-def _control(results: Results, arm: Run, control: Control, run: Run) -> dict[str, Any]:
-    """One arm against the draws of one control."""
-    analysis, draws, law = results.study.analysis, run.draws, run.law
-    assert draws is not None and law is not None  # reports.read refuses a control without them
-    assert arm.selection is not None
-    mismatch = draws.parameters / arm.selection.parameters - 1
-    low, high = float(mismatch.min()), float(mismatch.max())
-    largest = high if abs(high) >= abs(low) else low
-    texts = {}
-    for text in results.texts:
-        value = float(getattr(arm.scores[text], analysis.outcome))
-        drawn = draws.outcomes[text][analysis.outcome]
-        what = f"{arm.name} on text {text!r}"
-        place = inference.rank(value, drawn, analysis.side, what)
-        spread = inference.spread(drawn, what)
-        texts[text] = {
-            "outcome": value,
-            "median": spread.median,
-            "smallest": spread.smallest,
-            "largest": spread.largest,
-            "gap": inference.gap_to_median(value, drawn, what),
-            "at_least_as_good": place.at_least_as_good,
-            "p": place.p,
-        }
-    smallest = inference.smallest_p(len(draws))
+def _floor(results: Results) -> dict[str, Any] | None:
+    """The numerical floor: how far the base's outcome moves when it is computed otherwise."""
+    first, second, outcome = results.base, results.repeat, results.study.analysis.outcome
+    if first is None or second is None:
+        return None
     return {
-        "control": control.label,
-        "claim": control.label == analysis.control,
-        "law": law_name(law),
-        "like": law.like,
-        "options": law.options,
-        "draws": len(draws),
-        "asked": control.draws,
-        "feasible_subsets": law.feasible_subsets,
-        "single_total": law.single_total,
-        "exact": inference.exact(law.single_total),
-        "smallest_p": smallest,
-        "descriptive": smallest > analysis.level,
-        "mismatch": {"mean": float(mismatch.mean()), "largest": largest},
-        "matched": abs(largest) <= _tolerance(law) * (1 + 1e-9),
-        "texts": texts,
+        "run": second.name,
+        "how": list(second.labels),
+        "difference": {
+            text: abs(getattr(second.scores[text], outcome) - getattr(first.scores[text], outcome))
+            for text in results.texts
+        },
     }
 
 
-def law_name(law: Law) -> str:
-    """The law's name: its selector with every option that is set, such as `within`; it is matched to the arm."""
-    shown = {k: v for k, v in law.options.items() if v not in (None, False, "", [], {})}
-    return spec.render(law.selector.partition("(")[0], shown)
-
-
-def _tolerance(law: Law) -> float:
+def _effects(results: Results) -> dict[str, Any] | None:
+    """Spearman's ρ of the measured single-layer effects and the profile's error; null without a sweep."""
+    if not results.sweeps:
+        return None
     try:
-        return max(float(law.options.get("within", TOLERANCE)), 0.0)
-    except (TypeError, ValueError):  # a stranger's option of that name means something else
-        return TOLERANCE
+        error = errors(profile_of(results), results.study.base)
+    except InputError as reason:
+        return {"reason": str(reason)}
+    found = effects(results, error)
+    return {
+        "measure": "mse",
+        "layers": len(error),
+        "spearman": [{"text": e.text, "kind": e.kind, "rho": e.correlation} for e in found],
+    }
 
 
 def _paired(results: Results, run: Run) -> dict[str, Any]:
@@ -189,13 +170,15 @@ def _paired(results: Results, run: Run) -> dict[str, Any]:
         if reference is None:
             continue
         other = windows.by_window(reference)
-        for text in results.texts:
-            a, b = mine[text], other[text]
-            if a.windows != b.windows or a.tokens != b.tokens:
+        for text, about in results.texts.items():
+            a, b = mine.get(text, []), other.get(text, [])
+            if not len(a) == len(b) == about.windows:
                 raise InputError(
-                    f"{run.path} and {reference.path} were not scored on the same windows of text {text!r}"
+                    f"{run.path} and {reference.path} have rows of {len(a)} and {len(b)} windows of text {text!r}, and "
+                    f"{about.windows} are stated"
                 )
-            pair = inference.paired(a.nll, b.nll, a.tokens, f"{run.name} and {reference.name}")
+            tokens = [run.scores[text].tokens / about.windows] * about.windows
+            pair = inference.paired(a, b, tokens, f"{run.name} and {reference.name}")
             found.setdefault(text, {})[kind] = {
                 "difference": pair.difference,
                 "standard_error": pair.standard_error,
@@ -211,10 +194,19 @@ def _missing(results: Results) -> list[str]:
         lost.append("the 16-bit reference run")
     if results.base is None:
         lost.append("the base reference run")
+    if results.study.repeat and results.repeat is None:
+        lost.append("the repeat of the base run")
+    headroom = results.study.headroom
+    if headroom is not None and headroom.fit == "sweep":
+        lost += [f"the {kind} sweep" for kind in ("restore", "quantize") if kind not in results.sweeps]
     for budget in results.budgets:
         for arm in results.study.arms:
             if (budget, arm.label) not in results.arms:
                 lost.append(f"arm {arm.label} at {budget}")
+            if headroom is not None and arm.label in (headroom.arms or [arm.label]):
+                for name in (ORACLE, ANTI):
+                    if (budget, arm.label, name) not in results.oracles:
+                        lost.append(f"{name} of {arm.label} at {budget}")
         for control in results.study.controls:
             for like in results.study.likes(control):
                 run = results.controls.get((budget, like, control.label))
@@ -234,34 +226,12 @@ def _exhausted(run: Run) -> bool:
     return run.law.feasible_subsets is not None and len(run.draws) >= run.law.feasible_subsets
 
 
-def _notes(results: Results, data: dict[str, Any]) -> list[str]:
+def _notes(results: Results, data: dict[str, Any], of_comparisons: list[str]) -> list[str]:
     """What a reader must know before the numbers are quoted."""
-    analysis, notes = results.study.analysis, []
+    notes = []
     if results.form == "small":
         notes.append("This is the small form of the study: fewer tokens, budgets and draws than the full one.")
-    controls = [c for arm in data["arms"] for c in arm["controls"]]
-    claims = [c for c in controls if c["claim"]]
-    if claims and any(c["descriptive"] for c in claims):
-        draws = min(c["draws"] for c in claims)
-        notes.append(
-            f"Descriptive: {draws} draws give no p below {inference.smallest_p(draws):.3f}, and the declared level is "
-            f"{analysis.level:g}."
-        )
-    better = "lower" if analysis.side == "less" else "higher"
-    notes.append(
-        f"p = (1 + draws at least as good)/(draws + 1), one-sided: the claim is a {better} {analysis.outcome} than the "
-        f"draws of {analysis.control}; ties count against it. Each p refers to the one law named beside it, and is "
-        "exact only where all feasible subsets hold a single total; elsewhere it is a Monte Carlo value."
-    )
-    notes.append("Budgets of one model are nested: their p-values are not combined.")
-    unmatched = sorted({c["control"] for c in controls if not c["matched"]})
-    if unmatched:
-        notes.append(
-            f"Flawed control: the draws of {', '.join(unmatched)} do not hold their arm's memory (see the mismatch), "
-            "so that their gaps mix how much is kept with which layers are kept."
-        )
-    if any(c["draws"] < c["asked"] and c["draws"] == c["feasible_subsets"] for c in controls):
-        notes.append("Where fewer subsets exist than draws were asked for, all of them are used.")
+    notes += entries.of_family(data["verdicts"], data["untested"], results.study.analysis) + of_comparisons
     extra = sorted({f"{a} at {b}" for b, a in results.arms} - {f"{a['arm']} at {a['budget']}" for a in data["arms"]})
     if extra:
         notes.append(f"Reports of arms that the study does not declare are left out: {', '.join(extra)}.")
