@@ -20,7 +20,7 @@ from toolkit.records.report import Role
 from toolkit.records.selection import Selection
 from toolkit.records.study import Arm, Control, Study, slug
 from toolkit.registry import registry
-from toolkit.selection import select as ask
+from toolkit.selection.select import chains, draws, select
 
 SIXTEEN_BIT = "16-bit"
 BASE = "base"
@@ -223,7 +223,7 @@ def _arm_selection(study: Study, arm: Arm, profile: Profile, budget: Budget, arm
     if arm.total_of is not None:
         budget = Budget(bytes=arms[arm.total_of].bytes)
     with _naming(f"arm {arm.label!r}, budget {budget}"):
-        return ask.select(arm.selector, profile, budget, seed=study.seed)
+        return select(arm.selector, profile, budget, seed=study.seed)
 
 
 def _control_runs(
@@ -236,12 +236,12 @@ def _control_runs(
     where = f"control {control.label!r} of arm {label!r}"
     if together:
         with _naming(f"{where}, all budgets"):
-            families = ask.chains(selector, profile, likes=list(likes.values()), count=control.draws, seed=study.seed)
+            families = chains(selector, profile, likes=list(likes.values()), count=control.draws, seed=study.seed)
         drawn = {budget: [family[at] for family in families] for at, budget in enumerate(likes)}
     else:
         for budget, like in likes.items():
             with _naming(f"{where}, budget {budget}"):
-                drawn[budget] = ask.draws(selector, profile, like=like, count=control.draws, seed=study.seed)
+                drawn[budget] = draws(selector, profile, like=like, count=control.draws, seed=study.seed)
     return [
         Run(
             name=f"{slug(str(budget))}--{label}--{control.label}",
