@@ -38,8 +38,10 @@ from toolkit.selection.matching import DIGITS_LIMIT, Uncounted, distinct, labeli
 from toolkit.selection.quantities import Quantity, quantities
 
 PAIR_LIMIT = 6_000_000
-"""The most pairs of counts at neighbouring budgets, and the most counts at one budget, that are gone through: about
-a microsecond each."""
+"""The most pairs of counts at neighbouring budgets that are gone through, about a microsecond each."""
+
+STEP_LIMIT = 500_000
+"""The most steps that the search for one budget's counts may take, about six microseconds each."""
 
 Vector = tuple[int, ...]
 
@@ -96,7 +98,7 @@ class Families:
         """Each level's counts over cells whose total lies in its window and whose labels meet their quotas.
 
         Raises:
-            InputError: as `Uncounted`, more than `PAIR_LIMIT`.
+            InputError: as `Uncounted`, the search takes more than `STEP_LIMIT` steps.
         """
         return [list(self._vectors(level)) for level in self.levels]
 
@@ -115,8 +117,8 @@ class Families:
         def fill(at: int, total: int) -> Iterator[Vector]:
             nonlocal steps
             steps += 1
-            if steps > PAIR_LIMIT:
-                raise self._uncounted()
+            if steps > STEP_LIMIT:
+                raise self._uncounted(STEP_LIMIT)
             if at == len(cells):
                 yield tuple(counts)
                 return
@@ -136,10 +138,10 @@ class Families:
 
         yield from fill(0, 0)
 
-    def _uncounted(self) -> Uncounted:
+    def _uncounted(self, limit: int) -> Uncounted:
         return Uncounted(
             f"counting the nested families over {len(self.levels)} budgets of {len(self.names)} layers in "
-            f"{len(self.cells)} classes needs more than {PAIR_LIMIT:,} steps: match fewer budgets, leave constraints "
+            f"{len(self.cells)} classes needs more than {limit:,} steps: match fewer budgets, leave constraints "
             "out, or take a law that permutes the layers of a class, whose draws are nested by themselves"
         )
 
@@ -155,7 +157,7 @@ class Families:
     def _check_pairs(self) -> None:
         found = self.vectors
         if sum(len(a) * len(b) for a, b in pairwise(found)) > PAIR_LIMIT:
-            raise self._uncounted()
+            raise self._uncounted(PAIR_LIMIT)
 
     @cached_property
     def _inside(self) -> list[dict[Vector, int]]:

@@ -11,6 +11,7 @@ from toolkit_plugins.selectors.placement_matched import PlacementMatched
 from toolkit_plugins.selectors.random_count import RandomCount
 from toolkit_plugins.selectors.random_matched import RandomMatched
 from toolkit_plugins.selectors.random_permuted import RandomPermuted
+from toolkit_plugins.selectors.random_shuffle_matched import RandomShuffleMatched
 from toolkit_plugins.selectors.top_error import TopError
 from toolkit_plugins.selectors.weight_norm import WeightNorm
 
@@ -26,6 +27,7 @@ COMPONENTS = [
     RandomCount,
     RandomMatched,
     RandomPermuted,
+    RandomShuffleMatched,
     TopError,
     WeightNorm,
 ]
