@@ -49,6 +49,7 @@ _HOME = {
     "Certificate": "toolkit.records.certificate",
     "table": "toolkit.analysis.table",
     "figure": "toolkit.analysis.figure",
+    "judge": "toolkit.analysis.judge",
     "demo_model": "toolkit.weights.demo_model",
 }
 _KINDS = ("quantizer", "selector", "scaler", "dataflow")
@@ -82,6 +83,7 @@ def __dir__() -> list[str]:
 if TYPE_CHECKING:
     from toolkit.analysis.certificates import certify as certify
     from toolkit.analysis.figure import figure as figure
+    from toolkit.analysis.judge import judge as judge
     from toolkit.analysis.leaderboard import leaderboard as leaderboard
     from toolkit.analysis.table import table as table
     from toolkit.analysis.verification import verify as verify

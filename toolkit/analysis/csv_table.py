@@ -1,4 +1,4 @@
-"""A study's table as CSV: one line a run and text, or an arm, text and control; numbers in full precision."""
+"""A table as CSV: one line a run and text, an arm, text and control, a claim, or a headroom; in full precision."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ import io
 from typing import Any
 
 COLUMNS = (
-    *("study", "form", "model", "fingerprint", "text", "text_sha256", "role", "budget", "arm", "selector", "run"),
+    *("study", "form", "confirmatory", "model", "fingerprint", "text", "text_sha256"),
+    *("role", "budget", "arm", "selector", "run"),
     *("tokens", "loss", "perplexity", "kl", "agreement", "recovered"),
     *("layers", "parameters", "bytes", "share", "loss_minus_base", "loss_minus_base_se"),
-    *("control", "claim", "law", "draws", "asked", "outcome", "median", "gap", "at_least_as_good"),
-    *("p", "smallest_p", "descriptive", "exact", "matched"),
+    *("control", "claim", "law", "draws", "asked", "outcome", "value", "median", "sd", "gap", "below_floor"),
+    *("at_least_as_good", "p", "smallest_p", "descriptive", "exact", "matched"),
     *("mismatch_mean", "mismatch_largest", "feasible_subsets"),
+    *("test", "corrected_p", "standardized_gap", "verdict"),
+    *("headroom", "headroom_low", "headroom_high", "oracle_p", "oracle_separated", "sd_over_sets", "se_over_text"),
 )
 
 
@@ -28,20 +31,23 @@ def render(data: dict[str, Any]) -> str:
 
 def _lines(data: dict[str, Any]) -> list[dict[str, Any]]:
     lines = []
+    head = {key: data[key] for key in ("study", "form", "model", "fingerprint") if key in data}
+    head["confirmatory"] = data["status"]["confirmatory"]
     for text, about in data["texts"].items():
-        common = {key: data[key] for key in ("study", "form", "model", "fingerprint")}
-        common |= {"text": text, "text_sha256": about["sha256"]}
-        for run in data["references"]:
+        common = head | {"text": text, "text_sha256": about.get("sha256")}
+        for run in data.get("references", []):
             lines.append(common | {"role": "reference", "arm": run["arm"], "run": run["run"], **run["scores"][text]})
         for arm in data["arms"]:
-            line = common | {"role": "arm", **arm["scores"][text]}
-            line |= {k: arm[k] for k in ("budget", "arm", "selector", "run", "layers", "parameters", "bytes", "share")}
+            line = common | {"role": "arm", **arm.get("scores", {}).get(text, {})}
+            named = ("budget", "arm", "selector", "run", "layers", "parameters", "bytes", "share")
+            line |= {k: arm[k] for k in named if k in arm}
             pair = arm.get("paired", {}).get(text, {}).get("base", {})
             line |= {
                 "loss_minus_base": pair.get("difference"),
                 "loss_minus_base_se": pair.get("standard_error"),
             }
             lines += [line | _comparison(data, control, text) for control in arm["controls"]] or [line]
+        lines += [common | line for line in _found(data, text)]
     return lines
 
 
@@ -51,10 +57,36 @@ def _comparison(data: dict[str, Any], control: dict[str, Any], text: str) -> dic
     return {
         **{k: control[k] for k in (*names, "feasible_subsets")},
         "outcome": data["analysis"]["outcome"],
-        **{k: item[k] for k in ("median", "gap", "at_least_as_good", "p")},
+        "value": item["outcome"],
+        **{k: item[k] for k in ("median", "sd", "gap", "below_floor", "at_least_as_good", "p")},
         "mismatch_mean": control["mismatch"]["mean"],
         "mismatch_largest": control["mismatch"]["largest"],
     }
+
+
+def _found(data: dict[str, Any], text: str) -> list[dict[str, Any]]:
+    """The claims on one text, and the headroom."""
+    verdicts, lines = data["verdicts"] or {"claims": [], "headroom": []}, []
+    for claim in verdicts["claims"]:
+        names = ("arm", "budget", "control", "law", "draws", "at_least_as_good", "p", "smallest_p", "exact", "test")
+        lines.append(
+            {"role": "claim", "text": claim["text"], "claim": True}
+            | {name: claim[name] for name in (*names, "verdict")}
+            | {
+                "outcome": data["analysis"]["outcome"],
+                "gap": claim["effect"]["gap"],
+                "standardized_gap": claim["effect"]["standardized"],
+                "corrected_p": claim["adjusted"],
+            }
+        )
+    for item in verdicts["headroom"]:
+        lines.append(
+            {"role": "headroom", "text": item["text"], "arm": item["arm"], "budget": item["budget"]}
+            | {"headroom": item["headroom"], "headroom_low": item["low"], "headroom_high": item["high"]}
+            | {"oracle_p": item["oracle_test"]["p"], "oracle_separated": item["separated"]}
+            | {name: item[name] for name in ("sd_over_sets", "se_over_text", "draws")}
+        )
+    return [line for line in lines if line["text"] == text]
 
 
 def _cell(value: Any) -> Any:

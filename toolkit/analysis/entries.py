@@ -133,7 +133,7 @@ def of_family(found: dict[str, Any] | None, reason: str | None, analysis: Any) -
     said = [f"Declared family: {claims} against {family['control']}, {by}, level {family['level']:g}{margin}."]
     if family["descriptive"]:
         said.append(
-            f"Descriptive: {family['draws']} draws give no corrected p below {family['reachable']:.3f} for {claims}, and "
-            f"the declared level is {family['level']:g}."
+            f"Descriptive: {family['draws']} draws give no corrected p below {family['reachable']:.3f} for {claims}, "
+            f"and the declared level is {family['level']:g}."
         )
     return said + found["notes"]

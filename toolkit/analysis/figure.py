@@ -1,141 +1,175 @@
-"""A study's figure: every draw as a point in a strip, the judged selections marked, one panel a budget."""
+"""The figure of strips: draws as points, judged selections as marks, strips grouped by arm, one panel a budget."""
 
 from __future__ import annotations
 
 import math
 import os
 import textwrap
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from toolkit.analysis import grid, reports
-from toolkit.analysis.reports import Results
+from toolkit.analysis import drawing, grid, reports
+from toolkit.analysis.drawing import COLOURS, DRAW, FAINT, INK, LINE, MARKERS
+from toolkit.analysis.effects_figure import effects_figure
 from toolkit.analysis.summary import summary
 from toolkit.errors import InputError, closest
-from toolkit.records.io import atomic
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-FORMATS = ("png", "pdf", "svg")
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-"""Okabe and Ito's palette, told apart by colour-blind readers; each arm also has a marker of its own."""
-MARKERS = ("^", "v", "D", "s", "o", "P", "X")
 LINES = {"16-bit": "-", "base": "--"}
-DRAW, FAINT, INK = "#5F5F5F", "#A3A3A3", "#222222"
-PANEL, ROW, OVERVIEW = 4.3, 0.62, 0.34  # inches: width of a panel, height of a strip and of the overview
+PANEL, OVERVIEW, LEFT = 4.3, 0.34, 1.9  # inches: width of a panel, height of its overview, room for the strips' names
+ROOMY, TIGHT, MANY = 0.62, 0.42, 9  # inches: height of a strip, where there are few, and from `MANY` on
+HEADER = 0.6  # of a strip's height: the arm's name above its strips
 LABEL, GAP = 0.22, 0.008  # parts of the overview's width: room for a reference's label, and half the space between two
 
+Draws = Mapping[tuple[str | None, str, str], Mapping[str, np.ndarray]]
+"""(Budget, arm, control) → text → the draws' outcomes."""
 
-def figure(study: str | os.PathLike[str], out: str | os.PathLike[str]) -> Path:
-    """Draw a study: one panel a budget (and one row of panels a text), one strip an arm and control.
 
-    A strip holds the outcome of each of the control's draws (moved up and down only so that they can be told
-    apart), their median as a bar, and the arm that they are matched to as a coloured marker; draws that do not
-    hold the arm's memory are fainter. The bar above each panel shows where the panel lies between the 16-bit and
-    the base run.
+def figure(study: str | os.PathLike[str], out: str | os.PathLike[str], *, kind: str = "strips") -> Path:
+    """Draw a study: `strips` (draws and arms) or `effects` (what each layer alone is worth).
+
+    Strips: one panel a budget (and one row of panels a text), one strip an arm and control, grouped by arm. A
+    strip holds the outcome of each of the control's draws (moved up and down only so that they can be told apart),
+    their median as a bar, and the arm that they are matched to as a coloured marker; draws that do not hold the
+    arm's memory are fainter. The bar above each panel shows where the panel lies between the 16-bit and the base
+    run.
 
     Args:
         study: a study's folder, its `study.yaml`, its results folder, or the `--out` folder of a run.
         out: the picture to write; its ending tells the format, png, pdf or svg.
 
     Raises:
-        InputError: another ending, or no arm with draws; and as `toolkit.analysis.reports.read`.
+        InputError: another ending or kind, or no arm with draws; and as `toolkit.analysis.reports.read` and
+            `toolkit.analysis.effects_figure.effects_figure`.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    out = Path(out)
-    kind = out.suffix.removeprefix(".").lower()
-    if kind not in FORMATS:
-        raise InputError(f"a figure is written as png, pdf or svg; found {out.name!r}; {closest(kind, FORMATS)}")
+    kinds = ("strips", "effects")
+    if kind not in kinds:
+        raise InputError(f"no kind of figure is called {kind!r}; {closest(kind, kinds)}")
+    drawing.kind_of(out)
+    if kind == "effects":
+        return effects_figure(study, out)
     results = reports.read(study)
+    outcome = results.study.analysis.outcome
+    draws = {
+        key: {text: run.draws.outcomes[text][outcome] for text in results.texts}
+        for key, run in results.controls.items()
+        if run.draws is not None
+    }
     data = summary(results)
-    strips = _strips(data)
-    budgets = [b for b in results.budgets if any(arm["budget"] == b and arm["controls"] for arm in data["arms"])]
-    if not strips or not budgets:
+    if not any(arm["controls"] for arm in data["arms"]):
         raise InputError(f"{results.folder} holds no arm with draws to show")
-    texts = list(results.texts)
-    caption = _caption(data, strips)
-    width = 1.9 + PANEL * len(budgets) + 0.2
-    lines = [line for text in caption for line in textwrap.wrap(text, int(width * 16.5))]
-    above, below, between = 0.55, 0.62 + 0.165 * len(lines), 0.95
-    panel = OVERVIEW + 0.16 + ROW * len(strips) + 0.1
+    return strips_figure(data, draws, out)
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Where the strips stand: one arm after the other, each with its name above.
+
+    Attributes:
+        strips: (arm, control, y); y falls from 0, in heights of a strip.
+        headers: (arm, y).
+        depth: of all, in heights of a strip.
+    """
+
+    strips: list[tuple[str, str, float]]
+    headers: list[tuple[str, float]]
+    depth: float
+
+    @property
+    def tight(self) -> bool:
+        return len(self.strips) >= MANY
+
+    @property
+    def inches(self) -> float:
+        return self.depth * (TIGHT if self.tight else ROOMY)
+
+
+def _rows(data: dict[str, Any]) -> _Rows:
+    """Every arm and control, in their order, over all budgets."""
+    found = list(dict.fromkeys((arm["arm"], c["control"]) for arm in data["arms"] for c in arm["controls"]))
+    arms = list(dict.fromkeys(arm for arm, _ in found))
+    strips, headers, y = [], [], 0.0
+    for arm in arms:
+        headers.append((arm, y - HEADER / 2))
+        y -= HEADER
+        for control in (c for a, c in found if a == arm):
+            strips.append((arm, control, y - 0.5))
+            y -= 1
+    return _Rows(strips, headers, -y)
+
+
+def strips_figure(data: dict[str, Any], draws: Draws, out: str | os.PathLike[str]) -> Path:
+    """The figure of strips, from a table's plain data and the draws' outcomes."""
+    drawing.kind_of(out)
+    rows = _rows(data)
+    budgets = list(dict.fromkeys(arm["budget"] for arm in data["arms"] if arm["controls"]))
+    texts = list(data["texts"])
+    width = LEFT + PANEL * len(budgets) + 0.2
+    lines = drawing.wrapped(_caption(data), width)
+    above, below, between = 0.55, 0.62 + LINE * len(lines), 0.95
+    panel = OVERVIEW + 0.16 + rows.inches
     height = above + below + panel * len(texts) + between * (len(texts) - 1)
-    picture = Figure(figsize=(width, height), facecolor="white")
-    FigureCanvasAgg(picture)
+    picture = drawing.empty(width, height)
     for row, text in enumerate(texts):
         top = height - above - row * (panel + between)
         for column, budget in enumerate(budgets):
-            left = 1.9 + column * PANEL
-            wide = PANEL - 0.28
-            strip_height = ROW * len(strips) + 0.1
+            left, wide = LEFT + column * PANEL, PANEL - 0.28
             bar = picture.add_axes((left / width, (top - OVERVIEW) / height, wide / width, OVERVIEW / height))
-            axes = picture.add_axes((left / width, (top - panel) / height, wide / width, strip_height / height))
-            limits = _panel(axes, results, data, budget, text, strips, labels=column == 0)
-            _overview(bar, data, text, limits, f"{budget}" + (f" · {text}" if len(texts) > 1 else ""))
-            if row == len(texts) - 1 or len(texts) > 1:
-                axes.set_xlabel(f"{data['analysis']['outcome']} (nats a token)", fontsize=8, color=INK)
-    for at, line in enumerate(lines):
-        picture.text(0.12 / width, (0.1 + 0.165 * (len(lines) - 1 - at)) / height, line, fontsize=7.5, color=INK)
-    metadata = {"png": {}, "pdf": {"CreationDate": None}, "svg": {"Date": None}}[kind]
-    with atomic(out) as temporary:
-        picture.savefig(temporary, format=kind, dpi=160, metadata=metadata)
-    return out
+            axes = picture.add_axes((left / width, (top - panel) / height, wide / width, rows.inches / height))
+            limits = _panel(axes, data, draws, budget, text, rows, labels=column == 0)
+            title = [part for part in (budget, text if len(texts) > 1 or budget is None else None) if part]
+            _overview(bar, data, text, limits, " · ".join(title))
+            axes.set_xlabel(f"{_outcome(data, text)} ({data['unit']})", fontsize=8, color=INK)
+    drawing.write_caption(picture, lines)
+    return drawing.save(picture, out)
 
 
-def _strips(data: dict[str, Any]) -> list[tuple[str, str]]:
-    """(arm, control) of every strip, in the study's order, over all budgets."""
-    return list(dict.fromkeys((arm["arm"], c["control"]) for arm in data["arms"] for c in arm["controls"]))
+def _outcome(data: dict[str, Any], text: str) -> str:
+    return str(data["analysis"]["outcome"]) if data["kind"] == "table" else text
 
 
 def _panel(
-    axes: Axes,
-    results: Results,
-    data: dict[str, Any],
-    budget: str,
-    text: str,
-    strips: list[tuple[str, str]],
-    *,
-    labels: bool,
+    axes: Axes, data: dict[str, Any], draws: Draws, budget: str | None, text: str, rows: _Rows, *, labels: bool
 ) -> tuple[float, float]:
     """The strips of one budget and text; returns the range of outcomes that they show."""
-    outcome = data["analysis"]["outcome"]
     arms = {arm["arm"]: arm for arm in data["arms"] if arm["budget"] == budget}
-    order = list(dict.fromkeys(arm for arm, _ in strips))
+    order = [arm for arm, _ in rows.headers]
     seen: list[float] = []
-    for at, (name, control) in enumerate(strips):
-        y = -at
-        if at and strips[at - 1][0] != name:
-            axes.axhline(y + 0.5, color="#DDDDDD", linewidth=0.8, zorder=0)
-        run = results.controls.get((budget, name, control))
+    for _, y in rows.headers[1:]:
+        axes.axhline(y + HEADER / 2, color="#DDDDDD", linewidth=0.8, zorder=0)
+    for name, control, y in rows.strips:
+        values = draws.get((budget, name, control), {}).get(text)
         item = next((c for c in arms.get(name, {}).get("controls", []) if c["control"] == control), None)
-        if run is None or run.draws is None or item is None:
+        if values is None or item is None:
+            if item is None and name in arms and not _declared(data, name, control):
+                continue
             axes.text(0.5, y, "missing", transform=axes.get_yaxis_transform(), fontsize=7, ha="center", va="center")
             continue
-        values = run.draws.outcomes[text][outcome]
         many = len(values) > 60
         axes.scatter(
             values,
-            y - 0.12 + 0.46 * _jitter(len(values)),
-            s=7 if many else 20,
+            y - 0.14 + 0.42 * _jitter(len(values)),
+            s=(5 if rows.tight else 7) if many else (12 if rows.tight else 20),
             color=DRAW if item["matched"] else FAINT,
             alpha=0.45 if many else 0.8,
             linewidths=0,
             zorder=2,
         )
-        median = item["texts"][text]["median"]
-        axes.plot([median, median], [y - 0.38, y + 0.14], color=INK, linewidth=1.6, zorder=3)
-        value, which = item["texts"][text]["outcome"], order.index(name)
-        colour = COLOURS[which % len(COLOURS)]
-        axes.plot([value, value], [y - 0.38, y + 0.14], color=colour, linewidth=1.0, zorder=3)
+        found, which = item["texts"][text], order.index(name)
+        colour, median, value = COLOURS[which % len(COLOURS)], found["median"], found["outcome"]
+        axes.plot([median, median], [y - 0.4, y + 0.12], color=INK, linewidth=1.6, zorder=3)
+        axes.plot([value, value], [y - 0.4, y + 0.12], color=colour, linewidth=1.0, zorder=3)
         axes.scatter(
             [value],
-            [y - 0.12],
+            [y - 0.14],
             marker=MARKERS[which % len(MARKERS)],
-            s=70,
+            s=42 if rows.tight else 70,
             color=colour,
             edgecolors="white",
             linewidths=0.8,
@@ -143,45 +177,63 @@ def _panel(
         )
         axes.text(
             0.99,
-            y + 0.33,
+            y + 0.32,
             _verdict(item, text),
             transform=axes.get_yaxis_transform(),
-            fontsize=6.8,
+            fontsize=6 if rows.tight else 6.8,
             ha="right",
             va="center",
             color=INK,
         )
         seen += [float(values.min()), float(values.max()), value]
-    span = (max(seen) - min(seen)) or 1e-3
+    if not seen:
+        seen = [0.0, 1.0]
+    span = (max(seen) - min(seen)) or max(abs(seen[0]), 1.0) * 1e-3
     limits = (min(seen) - 0.05 * span, max(seen) + 0.05 * span)
     for kind, value in _reference_lines(data, text).items():
         if limits[0] < value < limits[1]:
             axes.axvline(value, color=INK, linewidth=0.8, linestyle=LINES[kind], alpha=0.5, zorder=1)
-    _dress(axes, strips, data, limits, labels=labels)
+    _dress(axes, rows, data, limits, labels=labels)
     return limits
+
+
+def _declared(data: dict[str, Any], arm: str, control: str) -> bool:
+    """Whether a run of this control is missing: named as such, or there at another budget of the arm."""
+    return any(c["control"] == control for a in data["arms"] if a["arm"] == arm for c in a["controls"])
 
 
 def _reference_lines(data: dict[str, Any], text: str) -> dict[str, float]:
     """Kind of reference run (16-bit, base) → its outcome."""
     outcome = data["analysis"]["outcome"]
-    return {r["kind"]: r["scores"][text][outcome] for r in data["references"] if r["kind"] in LINES}
+    found = data.get("references", [])
+    return {r["kind"]: r["scores"][text][outcome] for r in found if r["kind"] in LINES}
 
 
-def _dress(
-    axes: Axes, strips: list[tuple[str, str]], data: dict[str, Any], limits: tuple[float, float], *, labels: bool
-) -> None:
+def _dress(axes: Axes, rows: _Rows, data: dict[str, Any], limits: tuple[float, float], *, labels: bool) -> None:
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     axes.set_xlim(*limits)
-    axes.set_ylim(-len(strips) + 0.42, 0.55)
-    axes.set_yticks([-at - 0.12 for at in range(len(strips))])
+    axes.set_ylim(-rows.depth - 0.1, 0.0)
+    axes.set_yticks([y - 0.14 for _, _, y in rows.strips])
     unmatched = {(a["arm"], c["control"]) for a in data["arms"] for c in a["controls"] if not c["matched"]}
     names = [
-        "\n".join(textwrap.wrap(arm, 28) + textwrap.wrap(f"{control} draws", 28))
-        + ("\n(memory not matched)" if (arm, control) in unmatched else "")
-        for arm, control in strips
+        "\n".join(textwrap.wrap(control, 26)) + ("\n(memory not matched)" if (arm, control) in unmatched else "")
+        for arm, control, _ in rows.strips
     ]
-    axes.set_yticklabels(names if labels else [""] * len(strips), fontsize=7.5, color=INK)
+    size = 6.5 if rows.tight else 7.5
+    axes.set_yticklabels(names if labels else [""] * len(names), fontsize=size, color=INK)
+    for at, (arm, y) in enumerate(rows.headers if labels else []):
+        axes.text(
+            -0.02,
+            y,
+            "\n".join(textwrap.wrap(arm, 28)[:2]),
+            transform=axes.get_yaxis_transform(),
+            fontsize=size + 0.5,
+            fontweight="bold",
+            color=COLOURS[at % len(COLOURS)],
+            ha="right",
+            va="center",
+        )
     axes.tick_params(axis="y", length=0)
     axes.tick_params(axis="x", labelsize=7.5, colors=INK)
     axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
@@ -195,6 +247,10 @@ def _dress(
 def _overview(axes: Axes, data: dict[str, Any], text: str, limits: tuple[float, float], title: str) -> None:
     """The way from the 16-bit to the base run, their values as lines, and the panel's range as a box."""
     lines = _reference_lines(data, text)
+    axes.set_axis_off()
+    axes.set_title(title, fontsize=9, color=INK, pad=5)
+    if not lines:
+        return
     low, high = min([*lines.values(), limits[0]]), max([*lines.values(), limits[1]])
     span = high - low
     axes.set_xlim(low - 0.02 * span, high + 0.02 * span)
@@ -207,8 +263,6 @@ def _overview(axes: Axes, data: dict[str, Any], text: str, limits: tuple[float, 
     for kind, (place, side) in starts.items():
         label = f"{kind} {lines[kind]:.4f}"
         axes.text(place, 0.58, label, transform=axes.transAxes, fontsize=7, ha=side, va="bottom", color=INK)
-    axes.set_axis_off()
-    axes.set_title(title, fontsize=9, color=INK, pad=5)
 
 
 def _apart(marks: dict[str, float]) -> dict[str, tuple[float, str]]:
@@ -248,21 +302,30 @@ def _jitter(count: int) -> np.ndarray:
     return (np.arange(1, count + 1) * 0.6180339887498949) % 1.0 - 0.5
 
 
-def _caption(data: dict[str, Any], strips: list[tuple[str, str]]) -> list[str]:
+def _caption(data: dict[str, Any]) -> list[str]:
     counts = sorted({c["draws"] for arm in data["arms"] for c in arm["controls"]})
     draws = " or ".join(f"{n:,}" for n in counts)
-    texts = "; ".join(
-        f"{name}: {text['windows']} windows of {text['window']} tokens, SHA-256 {text['sha256'][:12]}"
-        for name, text in data["texts"].items()
-    )
-    note = data["reference"]["note"].rstrip(".")
+    status = "Confirmatory" if data["status"]["confirmatory"] else "Exploratory"
+    if data["kind"] == "table":
+        texts = "; ".join(
+            f"{name}: {text['windows']} windows of {text['window']} tokens, SHA-256 {text['sha256'][:12]}"
+            for name, text in data["texts"].items()
+        )
+        about = f"{data['form']} form; {data['reference']['note'].rstrip('.')}. {texts}."
+        place = (
+            " Above each panel, its range (box) between the 16-bit (solid) and the base run (dashed)."
+            if data["references"]
+            else ""
+        )
+    else:
+        about, place = f"scores of {data['scores']['file']}, SHA-256 {data['scores']['sha256'][:12]}.", ""
+    several = len({arm["budget"] for arm in data["arms"]}) > 1
     lines = [
-        f"{data['model']}, {data['form']} form; {note}. {texts}. n = {draws} draws a strip (grey points; bar: their "
-        "median); coloured: the selection that they are matched to. Above each panel, its range (box) between the "
-        "16-bit (solid) and the base run (dashed). p is one-sided, one strip's law each; budgets are nested and not "
-        "combined."
+        f"{status}. {data['model']}, {about} n = {draws} draws a strip (grey points; bar: their median); coloured: the "
+        f"selection that they are matched to.{place} p is one-sided, one strip's law each"
+        + ("; budgets are nested and not combined." if several else ".")
     ]
     lines += [note for note in data["notes"] if note.startswith("Descriptive")]
-    if data["missing"]:
+    if data.get("missing"):
         lines.append(f"{len(data['missing'])} declared runs are missing.")
     return lines

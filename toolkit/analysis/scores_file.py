@@ -44,6 +44,7 @@ class Scores:
         selections, metrics, seeds, rows: what the numbers in the columns of the same name count; in the order in
             which they come up.
         lines: the line of the file (the heading is line 1).
+        part: `row` or `window`, whichever column is there; else None.
     """
 
     path: Path
@@ -58,6 +59,7 @@ class Scores:
     row: np.ndarray
     values: np.ndarray
     lines: np.ndarray
+    part: str | None = None
 
 
 @dataclass
@@ -163,6 +165,7 @@ def _read(path: Path, reader: Iterable[list[str]], wanted: set[str]) -> Scores:
         row=np.frombuffer(rows.numbers, dtype=np.int64),
         values=np.frombuffer(values, dtype=np.float64),
         lines=np.frombuffer(numbers, dtype=np.int64),
+        part=next((name for name in PARTS if name in at), None),
     )
 
 

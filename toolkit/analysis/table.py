@@ -21,10 +21,12 @@ FORMATS = {
 def table(study: str | os.PathLike[str], format: str = "md", *, paired: bool = False) -> str:
     """The table of a study, as text without a last line break.
 
-    For each text: the 16-bit and base runs; each arm with its loss, perplexity, KL(16-bit ‖ arm), agreement of
-    the top token, share of the base-to-16-bit gap recovered, and what it protects; and each arm against its own
-    draws: gap to their median, how many are at least as good, p beside the smallest p, mismatch, feasible
-    subsets, and the law. Runs that are missing are named and the rest is printed.
+    It says first whether the results are confirmatory. For each text: the 16-bit and base runs; each arm with its
+    loss, perplexity, KL(16-bit ‖ arm), agreement of the top token, share of the base-to-16-bit gap recovered, and
+    what it protects; and each arm against its own draws under each law: gap to their median, how many are at least
+    as good, p beside the smallest p, mismatch, feasible subsets. Then the declared claims, their verdicts under
+    every law, headroom, what chance means under each law, the numerical floor, the replica of the paper's own
+    tests, and everything that is claimed in sentences. Runs that are missing are named and the rest is printed.
 
     Args:
         study: a study's folder, its `study.yaml`, its results folder, or the `--out` folder of a run.
@@ -35,7 +37,20 @@ def table(study: str | os.PathLike[str], format: str = "md", *, paired: bool = F
     Raises:
         InputError: an unknown format; and as `toolkit.analysis.reports.read`.
     """
+    _known(format)
+    return rendered(summary(study, paired=paired), format)
+
+
+def rendered(data: dict[str, Any], format: str) -> str:
+    """A table's plain data in one of the formats.
+
+    Raises:
+        InputError: an unknown format.
+    """
+    _known(format)
+    return FORMATS[format](data)
+
+
+def _known(format: str) -> None:
     if format not in FORMATS:
         raise InputError(f"no table format is called {format!r}; {closest(format, FORMATS)}")
-    data: dict[str, Any] = summary(study, paired=paired)
-    return FORMATS[format](data)
