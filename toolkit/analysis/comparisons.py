@@ -64,9 +64,11 @@ class Comparisons:
         _check(evidence, self.arms, self.controls)
 
     def chance(self, arm: str, budget: str | None, control: str) -> Chance | None:
+        """An arm's draws of a control at a budget; None where there are none."""
         return next((c for c in self.arms[arm][budget].chances if c.control == control), None)
 
     def rows(self) -> list[dict[str, Any]]:
+        """One comparison an arm, budget, control and text."""
         rows = []
         for arm, at in self.arms.items():
             for budget, judged in at.items():
@@ -101,6 +103,7 @@ class Comparisons:
         }
 
     def joints(self) -> list[dict[str, Any]]:
+        """One joint test an arm, control and text, where the control's draws go together over two budgets or more."""
         rows = []
         for arm in self.arms:
             for control in self.controls:
@@ -118,6 +121,10 @@ class Comparisons:
         kept = {b: c for b, c in found.items() if c is not None}
         return list(kept), list(kept.values())
 
+    def chances(self, arm: str, budgets: list[str | None], control: str) -> list[Chance]:
+        """An arm's draws of a control at those budgets."""
+        return [c for c in (self.chance(arm, b, control) for b in budgets) if c is not None]
+
     def test(self, arm: str, text: str, budgets: list[str | None], control: str) -> dict[str, Any]:
         """One arm over some budgets against one control: its rank on both sides and its effect.
 
@@ -125,7 +132,7 @@ class Comparisons:
         together: the smallest of their p times their number, valid under any dependence.
         """
         values = np.array([self.arms[arm][b].outcomes[text] for b in budgets], dtype=np.float64)
-        chances = [c for c in (self.chance(arm, b, control) for b in budgets) if c is not None]
+        chances = self.chances(arm, budgets, control)
         drawn = [np.asarray(c.outcomes[text], dtype=np.float64) for c in chances]
         what = f"{arm} on {text} under {control}"
         gaps = [inference.gap_to_median(v, d, what) for v, d in zip(values, drawn, strict=True)]
@@ -145,7 +152,7 @@ class Comparisons:
             known = [e for e in effects if e is not None]
             standardized = float(np.mean(known)) if known else None
             kind, better = "bonferroni", None
-            smallest = min(1.0, len(budgets) * inference.smallest_p(draws))
+            smallest = min(1.0, len(budgets) * inference.smallest_p(max(len(d) for d in drawn)))
         return {
             "budgets": budgets,
             "test": kind,

@@ -27,9 +27,9 @@ def headroom(room: Room, level: float, settings: Headroom, what: str = "the arm"
 
     Returns:
         `headroom`, `low`, `high` (None where the windows do not bound them), `losses` of `chance`,
-        `arm`, `oracle`, `anti` (nats a token), `oracle_test` and `anti_test` (p, smallest_p, the gain's interval, separated),
-        `separated` (the oracle's), `reason`, `sd_over_sets` (of the draws' losses), `se_over_text` (of
-        arm − chance, over windows), `windows`, `block`, `draws`, and `sentence`.
+        `arm`, `oracle`, `anti` (nats a token), `oracle_test` and `anti_test` (p, smallest_p, the gain with its
+        interval, separated), `separated` (the oracle's), `reason`, `sd_over_sets` (of the draws' losses),
+        `se_over_text` (of arm − chance, over windows), `windows`, `block`, `draws`, and `sentence`.
 
     Raises:
         InputError: windows that do not fit each other, or a number that is not finite.
@@ -103,7 +103,7 @@ def _reason(test: dict[str, Any], level: float) -> str | None:
 def _sentence(found: dict[str, Any]) -> str:
     if not found["separated"]:
         return f"{CANNOT_RANK}: the oracle is not separated from chance ({found['reason']})"
-    share = f"{100 * found['headroom']:.0f}% of the way from chance to the oracle"
+    share = f"it goes {100 * found['headroom']:.0f}% of the way from chance to the oracle"
     if found["low"] is None:
         return f"{share} (the {found['windows']} windows do not bound it)"
     return f"{share} (95% interval over windows {100 * found['low']:.0f}% to {100 * found['high']:.0f}%)"

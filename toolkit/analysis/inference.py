@@ -149,8 +149,11 @@ def binomial_p(successes: int, total: int) -> float:
     """
     if not 0 <= successes <= total:
         raise InputError(f"a binomial test takes 0 to {total} successes of {total}; found {successes}")
-    few = min(successes, total - successes)
-    return min(1.0, 2 * sum(math.comb(total, k) for k in range(few + 1)) / 2**total)
+    tail = term = 1
+    for k in range(min(successes, total - successes)):
+        term = term * (total - k) // (k + 1)
+        tail += term
+    return min(1.0, 2 * tail / 2**total)
 
 
 @dataclass(frozen=True)

@@ -10,17 +10,20 @@ COMPOSITION = "composition, and not ranking, explains the difference"
 def claim(found: dict[str, Any], family: dict[str, Any], headroom: list[dict[str, Any]]) -> str:
     """One claim: verdict, where and how large, p and corrected p, what p could have been, law, headroom."""
     head = f"{found['arm']} {VERB[found['verdict']]} {where(found)}"
-    rows = [f"{head}: {size(found, family)} ({_ps(found, family)})"]
+    rows = [f"{head}: {size(found, family)} ({_ps(found, family)})."]
     if found["verdict"] == "better, below the margin":
-        rows.append(f"that is less than the margin of {number(family['margin'])}, declared because {_reason(family)}")
+        reason = str(family["margin_reason"]).rstrip(".")
+        rows.append(f"The gap is less than the margin of {number(family['margin'])} (declared because: {reason}).")
     if family["descriptive"]:
+        claims = f"{family['tests']} claims" if family["tests"] > 1 else "1 claim"
         rows.append(
-            f"this is descriptive: with {family['tests']} {_plural('claim', family['tests'])} and {family['draws']} "
-            f"draws no corrected p lies below {p_value(family['reachable'])}, and the level is {family['level']:g}"
+            f"This is descriptive: {claims} and {family['draws']} draws give no corrected p below "
+            f"{p_value(family['reachable'])}, and the level is {family['level']:g}."
         )
-    rows.append(f"the law is {found['law']}, {_exactness(found)}")
-    rows += [f"at {h['budget'] or 'its memory'}, {h['sentence']}" for h in headroom]
-    return "; ".join(rows) + "."
+    rows.append(f"The law is {found['law']}; {'p is exact' if found['exact'] else 'p is a Monte Carlo value'}.")
+    for item in headroom:
+        rows.append(f"{'At ' + item['budget'] if item['budget'] else 'On held-out windows'}, {item['sentence']}.")
+    return " ".join(rows)
 
 
 VERB = {
@@ -59,7 +62,8 @@ def law_sentence(entry: dict[str, Any], composition: bool) -> str:
     shown = "; ".join(f"{t['verdict']} under {_law(t)} ({_p(t)})" for t in tests)
     place = f"{entry['arm']} {where(entry)}"
     left_out = [t["control"] for t in entry["tests"] if not t["counts"]]
-    end = f" {', '.join(left_out)} does not hold the arm's memory and has no say." if left_out else ""
+    holding = "do" if len(left_out) > 1 else "does"
+    end = f" {' and '.join(left_out)} {holding} not hold the arm's memory and cannot tell." if left_out else ""
     if not tests:
         return f"{place}: no control holds the arm's memory.{end}"
     if entry["agree"]:
@@ -87,18 +91,6 @@ def _ps(found: dict[str, Any], family: dict[str, Any]) -> str:
     if family["correction"] != "none":
         text += f", corrected {p_value(shown['adjusted'])}"
     return f"{text}; the smallest that {found['draws']} draws give is {p_value(found['smallest_p'])}"
-
-
-def _exactness(found: dict[str, Any]) -> str:
-    return "whose p is exact" if found["exact"] else "whose p is a Monte Carlo value"
-
-
-def _reason(family: dict[str, Any]) -> str:
-    return str(family["margin_reason"]).rstrip(".")
-
-
-def _plural(noun: str, count: int) -> str:
-    return noun if count == 1 else f"{noun}s"
 
 
 def p_value(p: float) -> str:

@@ -76,39 +76,44 @@ class _Judge:
         """The declared family, uncorrected, and the claims that are left out."""
         analysis, claims, excluded = self.analysis, [], []
         for arm in analysis.arms or list(self.arms):
-            lost = [b for b in self.arms[arm] if self.measured.chance(arm, b, analysis.control) is None]
-            for budget in lost:
-                self.notes.append(
-                    f"{arm} has no draws of {analysis.control} at {budget or 'its memory'}: no claim there."
-                )
+            drawn = [b for b in self.arms[arm] if self.measured.chance(arm, b, analysis.control) is not None]
+            lost = [b for b in self.arms[arm] if b not in drawn]
+            if lost:
+                place = f" at {', '.join(map(str, lost))}" if drawn else ""
+                self.notes.append(f"{arm} has no draws of {analysis.control}{place}: no claim is made of it there.")
             for text in self.evidence.texts:
-                if analysis.test == "each":
-                    places = [(b, [b]) for b in self.arms[arm] if b not in lost]
-                else:
-                    places = [(None, self._kept(arm, text, lost))]
-                for budget, budgets in places:
+                for budget, budgets, reason in self._places(arm, text, drawn):
                     head = {"arm": arm, "text": text, "budget": budget, "control": analysis.control}
-                    reason = analysis.excluded(arm, text, budget)
                     if reason is not None:
                         excluded.append(head | {"reason": reason})
-                    elif budgets:
+                    else:
                         claims.append(head | self._claim(arm, text, budgets))
         return claims, excluded
 
-    def _kept(self, arm: str, text: str, lost: list[str | None]) -> list[str | None]:
-        """The budgets of a joint claim: those with draws that no exclusion names."""
-        kept = []
-        for budget in (b for b in self.arms[arm] if b not in lost):
-            reason = None if budget is None else self.analysis.excluded(arm, text, budget)
-            if reason is None:
-                kept.append(budget)
-            elif self.analysis.excluded(arm, text) is None:
-                self.notes.append(f"{arm} on {text}: {budget} is left out of the joint test: {reason.rstrip('.')}.")
-        return kept
+    def _places(
+        self, arm: str, text: str, drawn: list[str | None]
+    ) -> list[tuple[str | None, list[str | None], str | None]]:
+        """The claims on an arm and a text: the claim's budget, the budgets it is tested over, why it is left out."""
+        analysis = self.analysis
+        if analysis.test == "each":
+            return [(b, [b], analysis.excluded(arm, text, b)) for b in drawn]
+        if not drawn:
+            return []
+        reason = analysis.excluded(arm, text)
+        if reason is not None:
+            return [(None, drawn, reason)]
+        reasons = {b: analysis.excluded(arm, text, b) for b in drawn}
+        kept = [b for b, why in reasons.items() if why is None]
+        left_out = {b: why for b, why in reasons.items() if why is not None}
+        if not kept:
+            return [(None, drawn, "; ".join(f"{b}: {why}" for b, why in left_out.items()))]
+        for budget, why in left_out.items():
+            self.notes.append(f"{arm} on {text}: {budget} is left out of the joint test: {why.rstrip('.')}.")
+        return [(None, kept, None)]
 
     def _claim(self, arm: str, text: str, budgets: list[str | None]) -> dict[str, Any]:
         control = self.analysis.control
-        chances = [c for c in (self.measured.chance(arm, b, control) for b in budgets) if c is not None]
+        chances = self.measured.chances(arm, budgets, control)
         if len(budgets) > 1 and not all(families(c) for c in chances):
             raise InputError(
                 f"analysis.test is 'joint', and control {control!r} draws no nested families; declare `chain: true` "
@@ -164,7 +169,7 @@ class _Judge:
     def _row(self, claim: dict[str, Any]) -> np.ndarray:
         """The arm's statistic and its draws', (n + 1,), of a claim whose draws are shared with the others."""
         arm, text, control = claim["arm"], claim["text"], claim["control"]
-        chances = [c for c in (self.measured.chance(arm, b, control) for b in claim["budgets"]) if c is not None]
+        chances = self.measured.chances(arm, claim["budgets"], control)
         if not all(c.law.shared for c in chances):
             raise InputError(
                 f"analysis.correction is 'max-t', and arms do not share the draws of control {control!r}; declare a "
