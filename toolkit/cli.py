@@ -45,6 +45,18 @@ def _check(output: Path | None) -> None:
         check_output(output)
 
 
+def _print(text: str, output: Path | None) -> None:
+    """A text to its file, or to stdout."""
+    from toolkit.records.io import atomic
+
+    if output is None:
+        print(text)
+        return
+    with atomic(output) as temporary:
+        temporary.write_text(text + "\n", encoding="utf-8")
+    print(f"wrote {output}", file=sys.stderr)
+
+
 def _pairs(items: list[str]) -> dict[str, str]:
     options: dict[str, str] = {}
     for item in items:
@@ -189,31 +201,89 @@ def table(
     Example: toolkit table studies/ranking-control --format md
     """
     from toolkit.analysis.table import table as make
-    from toolkit.records.io import atomic
 
     _check(output)
-    text = make(study, format=format, paired=paired)
-    if output is None:
-        print(text)
-        return
-    with atomic(output) as temporary:
-        temporary.write_text(text + "\n", encoding="utf-8")
-    print(f"wrote {output}", file=sys.stderr)
+    _print(make(study, format=format, paired=paired), output)
 
 
 @app.command()
 def figure(
     study: Study,
     output: Annotated[Path, typer.Option("-o", "--output", help="Picture to write: .png, .pdf or .svg.")],
+    kind: Annotated[
+        str, typer.Option("--kind", help="strips (draws and arms) or effects (what each layer alone is worth).")
+    ] = "strips",
 ) -> None:
-    """Draw a study's draws as strips, with the judged selections marked, one panel a budget.
+    """Draw a study: its draws as strips with the judged selections marked, or single-layer effects against error.
 
-    Example: toolkit figure studies/ranking-control -o ranking.png
+    Example: toolkit figure studies/ranking-control --kind effects -o effects.png
     """
     from toolkit.analysis.figure import figure as draw
 
     _check(output)
-    print(draw(study, output))
+    print(draw(study, output, kind=kind))
+
+
+@app.command()
+def judge(
+    selections: Annotated[Path, typer.Option("--selections", help="Folder of selection files: arms and their draws.")],
+    results: Annotated[Path | None, typer.Option("--results", help="CSV file of scores.")] = None,
+    side: Annotated[str, typer.Option(help="less or greater: where a better score lies.")] = "less",
+    control: Annotated[str | None, typer.Option(help="The law to judge by, where there are several.")] = None,
+    test: Annotated[
+        str | None, typer.Option(help="each budget, or all budgets joint (default: joint if it can).")
+    ] = None,
+    level: Annotated[float, typer.Option(help="Of the family of claims.")] = 0.05,
+    correction: Annotated[str, typer.Option(help="holm, max-t or none.")] = "holm",
+    margin: Annotated[float, typer.Option(help="The smallest gap that matters.")] = 0.0,
+    margin_reason: Annotated[str | None, typer.Option(help="Why a smaller one does not.")] = None,
+    metric: Annotated[list[str] | None, typer.Option(help="Metric to judge; repeatable (default: all).")] = None,
+    unit: Annotated[str, typer.Option(help="Unit of the scores, for sentences.")] = "units",
+    format: Annotated[str, typer.Option("--format", help="md, json, csv or latex.")] = "md",
+    figure: Annotated[Path | None, typer.Option(help="Also draw strips: .png, .pdf or .svg.")] = None,
+    template: Annotated[
+        Path | None, typer.Option(help="Write an empty scores file instead, one line a selection and seed.")
+    ] = None,
+    seeds: Annotated[str, typer.Option(help="Seeds of the template, such as 0,1,2.")] = "0",
+    output: Output = None,
+) -> None:
+    """Judge scores computed anywhere: the same tests, table, figure and sentences as a study's.
+
+    Columns of the CSV: selection (hash, 8 or more digits of it, or file name), model, budget, seed, metric, value;
+    optional row or window.
+
+    Example: toolkit judge --selections selections --results results.csv --side greater
+    """
+    from toolkit.analysis import judge as judging
+
+    for path in (output, figure):
+        _check(path)
+    if template is not None:
+        if results is not None or len(metric or []) > 1:
+            raise InputError("--template writes a file of one --metric, and reads no --results")
+        try:
+            numbers = [int(seed) for seed in seeds.split(",")]
+        except ValueError:
+            raise InputError(f"cannot read --seeds {seeds!r}: write integers with commas, such as 0,1,2") from None
+        print(f"wrote {judging.template(selections, template, metric=(metric or ['loss'])[0], seeds=numbers)}")
+        return
+    if results is None:
+        raise InputError("--results names the CSV file of scores; --template FILE writes one to fill in")
+    declared: dict[str, Any] = {"side": side, "test": test, "correction": correction}
+    text = judging.judge(
+        selections,
+        results,
+        format,
+        **declared,
+        control=control,
+        level=level,
+        margin=margin,
+        margin_reason=margin_reason,
+        metrics=metric or (),
+        unit=unit,
+        figure=figure,
+    )
+    _print(text, output)
 
 
 @app.command()
@@ -273,6 +343,65 @@ def leaderboard(
     with atomic(output) as temporary:
         temporary.write_text(text + "\n", encoding="utf-8")
     print(f"wrote {output}", file=sys.stderr)
+
+
+@app.command()
+def compare(
+    selector: Annotated[str, typer.Argument(help="Selector key, of any installed plug-in.")],
+    model: Annotated[str, typer.Option(help="A Hugging Face id, a local directory, or `demo`.")] = "demo",
+    budget: Annotated[
+        list[str] | None, typer.Option(help="layers=0.2, parameters=0.1 or bytes=512MiB; repeatable (default: 3).")
+    ] = None,
+    draws: Annotated[int, typer.Option(min=1, help="Draws of each law.")] = 99,
+    text: Annotated[
+        list[str] | None, typer.Option(help="[NAME=]python-topics, wikitext2 or a file; repeatable.")
+    ] = None,
+    tokens: Annotated[int, typer.Option(help="At most this many tokens of each text.")] = 16384,
+    window: Annotated[int, typer.Option(help="Tokens a window.")] = 512,
+    batch: Annotated[int, typer.Option(help="Windows a forward pass.")] = 4,
+    base: Annotated[str, typer.Option(help="Quantizer of the layers that are not protected.")] = "nf4",
+    control: Annotated[
+        str | None, typer.Option(help="The law whose draws give the claim's p (default: same memory, nothing else).")
+    ] = None,
+    headroom: Annotated[bool, typer.Option(help="Measure each layer alone, and the reference selections.")] = True,
+    seed: Annotated[int, typer.Option(help="Seed of the draws.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="Folder for the results (default: compare-SELECTOR).")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda (default: cuda where there is one).")] = None,
+    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="The certificate (default: control.json there).")
+    ] = None,
+) -> None:
+    """Judge a selector against chance at the same memory, under every standard law: verdict and certificate.
+
+    Example: toolkit compare top-error --model demo --budget layers=0.1 --draws 19 --tokens 2048 --no-headroom
+    """
+    from toolkit.comparison import BUDGETS
+    from toolkit.comparison import compare as judge_it
+
+    _check(output)
+    made = judge_it(
+        selector,
+        model,
+        budgets=budget or BUDGETS,
+        draws=draws,
+        texts=text,
+        tokens=tokens,
+        window=window,
+        batch=batch,
+        base=base,
+        control=control,
+        headroom=headroom,
+        seed=seed,
+        out=out,
+        certificate=output,
+        device=device,
+        dtype=dtype,
+    )
+    print("\n".join(made.sentences))
+    print(
+        f"certificate {made.path}; toolkit verify {made.path} checks it, toolkit table {made.folder}", file=sys.stderr
+    )
 
 
 @app.command("list")
