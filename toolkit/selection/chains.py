@@ -40,8 +40,8 @@ from toolkit.selection.quantities import Quantity, quantities
 PAIR_LIMIT = 6_000_000
 """The most pairs of counts at neighbouring budgets that are gone through, about a microsecond each."""
 
-STEP_LIMIT = 500_000
-"""The most steps that the search for one budget's counts may take, about six microseconds each."""
+STEP_LIMIT = 300_000
+"""The most steps that the search for one budget's counts may take, about ten microseconds each."""
 
 Vector = tuple[int, ...]
 

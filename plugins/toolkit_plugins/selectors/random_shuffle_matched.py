@@ -122,8 +122,8 @@ class Shuffle:
                 nearest = total
         raise InputError(
             f"{ORDERS:,} random orders came to no total from {self.low:,} to {self.high:,}; the nearest was "
-            f"{nearest:,} ({self.target:,} is wanted): ask for a larger tolerance (within), or for random-matched, whose sets are "
-            "counted"
+            f"{nearest:,} ({self.target:,} is wanted): ask for a larger tolerance (within), or for random-matched, "
+            "whose sets are counted"
         )
 
     def _try(self, rng: Random) -> tuple[list[int], int]:
