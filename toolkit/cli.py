@@ -95,23 +95,63 @@ def select(
     selector: Annotated[str, typer.Argument(help="Selector key, such as top-error or 'random-matched(roles=true)'.")],
     profile: Annotated[Path, typer.Option("--profile", help="Profile file.")],
     budget: Annotated[str | None, typer.Option(help="layers=0.2, parameters=0.1 or bytes=512MiB.")] = None,
-    like: Annotated[Path | None, typer.Option(help="Selection file to match.")] = None,
+    like: Annotated[list[Path] | None, typer.Option(help="Selection file to match; several with --chain.")] = None,
     within: Annotated[str | None, typer.Option(help="Tolerance of a matched selector (its option `within`).")] = None,
+    match: Annotated[
+        str | None, typer.Option(help="parameters, bytes, extra-bytes or adapter-parameters (its option `match`).")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of a random selector.")] = 0,
+    count: Annotated[int | None, typer.Option("--draws", help="This many draws; -o is a folder, a file a draw.")] = None,
+    chain: Annotated[bool, typer.Option("--chain", help="Nested families: a draw has a file a --like.")] = False,
+    form: Annotated[
+        str | None, typer.Option("--as", help="target-modules (PEFT), skip-modules (bitsandbytes) or names.")
+    ] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, a selector's option; repeatable.")] = None,
-    output: Output = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="File to write, a folder with --draws; stdout if left out.")
+    ] = None,
 ) -> None:
     """Choose layers: by a ranking, from a list, or at random, matched to another selection.
 
     Example: toolkit select random-matched --profile profile.json --like top.json --seed 3 -o draw.json
+    Families over budgets: toolkit select random-matched --profile profile.json --like top5.json --like top10.json
+    --chain --draws 499 -o families
     """
     from toolkit.records.profile import Profile
     from toolkit.records.selection import Selection
+    from toolkit.selection.exports import as_text, write_folder
+    from toolkit.selection.select import chains, draws
     from toolkit.selection.select import select as choose
 
-    options = _pairs([*(set_ or []), *([f"within={within}"] if within is not None else [])])
-    matched = Selection.load(like) if like else None
-    _emit(choose(selector, Profile.load(profile), budget, like=matched, seed=seed, **options), output)
+    named = {"within": within, "match": match}
+    options = _pairs([*(set_ or []), *(f"{name}={value}" for name, value in named.items() if value is not None)])
+    likes = [Selection.load(path) for path in like or []]
+    if chain and not likes:
+        raise InputError("--chain draws nested families: name the selections to match, each with --like")
+    if chain and budget is not None:
+        raise InputError("--chain takes its totals from the selections to match (--like): leave --budget out")
+    if len(likes) > 1 and not chain:
+        raise InputError(f"{len(likes)} selections to match (--like): only nested families (--chain) take several")
+    if count is None and not chain:
+        layers = Profile.load(profile)
+        chosen = choose(selector, layers, budget, like=likes[0] if likes else None, seed=seed, **options)
+        if form is None:
+            _emit(chosen, output)
+        else:
+            _print(as_text(chosen, layers, form), output)
+        return
+    if output is None:
+        raise InputError("several selections need a folder: name it with -o")
+    layers, asked = Profile.load(profile), 1 if count is None else count
+    if chain:
+        found = chains(selector, layers, likes=likes, count=asked, seed=seed, **options)
+    else:
+        like_one = likes[0] if likes else None
+        found = [[s] for s in draws(selector, layers, budget, like=like_one, count=asked, seed=seed, **options)]
+    write_folder(output, found, layers, form)
+    if len(found) < asked:
+        print(f"only {len(found)} draws exist of the {asked} asked for; all are written", file=sys.stderr)
+    print(f"wrote {sum(map(len, found))} selections to {output}", file=sys.stderr)
 
 
 @app.command()
