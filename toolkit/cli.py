@@ -101,7 +101,7 @@ def select(
         str | None, typer.Option(help="parameters, bytes, extra-bytes or adapter-parameters (its option `match`).")
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of a random selector.")] = 0,
-    count: Annotated[int | None, typer.Option("--draws", help="This many draws; -o is a folder, a file a draw.")] = None,
+    count: Annotated[int | None, typer.Option("--draws", help="So many draws; -o is a folder, a file a draw.")] = None,
     chain: Annotated[bool, typer.Option("--chain", help="Nested families: a draw has a file a --like.")] = False,
     form: Annotated[
         str | None, typer.Option("--as", help="target-modules (PEFT), skip-modules (bitsandbytes) or names.")
