@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,16 @@ if TYPE_CHECKING:
 
 IN_FLIGHT = {"cpu": 1, "other": 32}
 """Measurements that may wait on the device before their numbers are fetched and kept."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Again:
+    """What was measured otherwise: the outcome, what differed in words, threads, and batches recomputed."""
+
+    outcome: results.Outcome
+    said: str
+    threads: int
+    recomputed: int
 
 
 class Bench:
@@ -95,15 +106,12 @@ class Bench:
                 yield [(i, self._numbers(measured, f"{name}, draw {i}")) for i, measured in waiting]
                 waiting = []
 
-    def again(self, protected: Sequence[str]) -> tuple[results.Outcome, str, int]:
+    def again(self, protected: Sequence[str]) -> Again:
         """A selection measured otherwise: another batch size, on another number of threads.
 
         Half the batch (twice where it is 1), and one thread fewer (one more where there is 1); what differs from
         the first measurement is then the rounding of sums taken in another order. Its own 16-bit reference is made
         in the same way.
-
-        Returns:
-            The outcome, what differed in words, and the number of threads.
         """
         import torch
 
@@ -118,7 +126,7 @@ class Bench:
             self._sweep.set(protected)
             found = self._numbers(evaluation.measure(self._sweep.everything), "the base, measured again")
         said = f"measured with batch {other} in place of {batch}, and {fewer} threads in place of {threads}"
-        return found, said, fewer
+        return Again(found, said, fewer, evaluation.recomputed)
 
     def _numbers(self, measured: dict[str, torch.Tensor], what: str) -> results.Outcome:
         try:

@@ -228,14 +228,14 @@ class _Runner:
         bar: Progress,
     ) -> None:
         """Measure one run and write its report; the draws of a run of many are kept on disk as they come."""
-        labels, threads = [], None
+        labels, threads, recomputed = [], None, bench.recomputed
         if run.arm == design.SIXTEEN_BIT and run.role == "reference":
             outcomes = [reference]
             bar.step(run.name)
         elif run.role == "repeat":
             bar.step(run.name, 0)
-            outcome, said, threads = bench.again(run.selections[0].layers)
-            outcomes, labels = [outcome], [said]
+            again = bench.again(run.selections[0].layers)
+            outcomes, labels, threads, recomputed = [again.outcome], [again.said], again.threads, again.recomputed
             bar.step(run.name)
         else:
             outcomes = self._outcomes(run, bench, partial, bar)
@@ -249,7 +249,7 @@ class _Runner:
             settings=self.settings,
             lock=self.lock,
             rows=results.write_rows(where, outcomes, many=run.many),
-            provenance=recorder.finish({"reference logits recomputed (batches)": bench.recomputed}, threads=threads),
+            provenance=recorder.finish({"reference logits recomputed (batches)": recomputed}, threads=threads),
             labels=labels,
         )
         results.write_report(where, report)
