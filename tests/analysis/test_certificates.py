@@ -634,3 +634,20 @@ def test_verifying_needs_no_torch(certified):
         "bad = {'torch', 'transformers', 'bitsandbytes', 'scipy'} & set(sys.modules); assert not bad, bad"
     )
     subprocess.run([sys.executable, "-c", code, str(certified[1])], check=True, capture_output=True)
+
+
+def test_a_certificate_of_another_version(edited):
+    """Its sentences may be worded otherwise, and those of this version are shown; its numbers may not differ."""
+
+    def reworded(data):
+        data["provenance"]["certified_with"] = "0.0.9"
+        data["verdicts"]["sentences"][0] = "top-error is wonderful."
+
+    found = verify(edited(reworded))
+    assert found.reworded == 1 and "1 of the sentences are worded otherwise" in found.text and "wonderful" not in found.text
+
+    def number(data):
+        reworded(data)
+        data["verdicts"]["claims"][0]["p"] = 0.001
+
+    refused(edited(number), "p was altered", "(it was certified with toolkit 0.0.9, and this is 0.1.0)")

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pydantic_core
 
+from toolkit import __version__
 from toolkit.analysis import locks, reports
 from toolkit.analysis.evidence import Chance, Evidence, Judged, Room
 from toolkit.analysis.reports import Results
@@ -246,7 +247,6 @@ def drawn_hashes(layers: list[str], outcomes: Mapping[str, list[float]]) -> list
 
 def _provenance(results: Results, heads: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """With what, where and when the runs were made: one value where all agree, else all of them; and the plug-ins."""
-    from toolkit import __version__
     from toolkit.analysis.regeneration import plugins
 
     runs = [head["provenance"] for head in heads.values()]

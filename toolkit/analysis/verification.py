@@ -12,9 +12,10 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from toolkit import __version__
 from toolkit.analysis import locks, methods, reports
+from toolkit.analysis.agreement import TOLERANCE, Agreement, short
 from toolkit.analysis.certificates import collected, evidence_of, named, scored
 from toolkit.analysis.draw_check import draw_complaints, law_complaints
 from toolkit.analysis.regeneration import Regeneration
@@ -24,8 +25,6 @@ from toolkit.records.certificate import Certificate, CertifiedArm, CertifiedDraw
 from toolkit.records.io import read_bytes, read_json
 from toolkit.records.report import REPORT, mask
 
-TOLERANCE = 1e-12
-"""Difference, relative or absolute, that a recomputed float may have: another numpy may sum in another order."""
 SHOWN = 5
 
 
@@ -34,8 +33,10 @@ class Verified:
     """A sound certificate, and what was checked.
 
     Attributes:
+        certificate: with the verdicts as computed now; they are those stated but for what follows.
         arms, controls, draws: selections made again, and laws counted again.
         numbers: of the verdicts, computed again; `rounded` of them agree to within `TOLERANCE` only.
+        reworded: sentences that another version of the toolkit worded otherwise.
         reports: reports that were compared; None where none were given.
     """
 
@@ -45,6 +46,7 @@ class Verified:
     draws: int
     numbers: int
     rounded: int
+    reworded: int
     reports: int | None = None
 
     @property
@@ -64,6 +66,11 @@ class Verified:
             f"the profile and seed {about.seed}: each is the one certified, none is missing or additional",
             "- their laws were counted again: feasible subsets, inclusion probabilities and mismatch agree",
             f"- {self.numbers:,} numbers of the verdicts were computed again, and agree {exact}",
+            *(
+                [f"- {self.reworded:,} of the sentences are worded otherwise by this version, as below"]
+                if self.reworded
+                else []
+            ),
             "- the file is byte for byte what was sealed",
             f"- {given}",
             "This does not show that the losses were measured as stated: for that, the study is run again.",
@@ -111,21 +118,32 @@ def check(certificate: Certificate, refusal: str) -> Verified:
     Raises:
         InputError: starting with `refusal`.
     """
-    _raise(refusal, _finite(certificate))
-    _raise(refusal, _profile(certificate))
-    _raise(refusal, _declared(certificate))
+    certified_with = str(certificate.provenance.get("certified_with"))
+    same = certified_with == __version__
+    numbers = Agreement(prose=not same)
     try:
+        for complaints in (_finite(certificate), _profile(certificate), _declared(certificate)):
+            _raise(refusal, complaints)
         made = Regeneration(certificate.study, certificate.profile, certificate.provenance.get("plugins"))
         for arm in certificate.arms:
             _raise(refusal, _arm(arm, made))
         draws = sum(_control(item, made, refusal) for item in certificate.controls)
         _raise(refusal, _locked(certificate))
-        numbers = _Numbers()
-        _raise(refusal, numbers.differences(certificate.verdicts, verdicts(evidence_of(certificate)), "verdicts"))
+        computed = verdicts(evidence_of(certificate))
+        _raise(refusal, numbers.differences(certificate.verdicts, computed, "verdicts"))
     except InputError as error:
-        raise error if str(error).startswith(refusal) else InputError(f"{refusal}: {error}") from None
+        text = str(error) if str(error).startswith(refusal) else f"{refusal}: {error}"
+        raise InputError(
+            text if same else f"{text} (it was certified with toolkit {certified_with}, and this is {__version__})"
+        ) from None
     return Verified(
-        certificate, len(certificate.arms), len(certificate.controls), draws, numbers.count, numbers.rounded
+        certificate.model_copy(update={"verdicts": computed}),
+        arms=len(certificate.arms),
+        controls=len(certificate.controls),
+        draws=draws,
+        numbers=numbers.count,
+        rounded=numbers.rounded,
+        reworded=numbers.reworded,
     )
 
 
@@ -222,8 +240,8 @@ def _arm(arm: CertifiedArm, made: Regeneration) -> Iterator[str]:
     for key, value in facts.items():
         if getattr(arm, key) != value:
             yield (
-                f"{where} was altered: its {key} is {_short(getattr(arm, key))}, and the selector gives "
-                f"{_short(value)} from the profile"
+                f"{where} was altered: its {key} is {short(getattr(arm, key))}, and the selector gives "
+                f"{short(value)} from the profile"
             )
             return
     if scored(arm.hash, arm.outcomes, arm.headroom) != arm.scored:
@@ -245,48 +263,6 @@ def _control(item: CertifiedDraws, made: Regeneration, refusal: str) -> int:
     like = made.arm(item.arm, str(item.budget))
     _raise(refusal, law_complaints(item, expected, like, declared, made, where))
     return len(item.hashes)
-
-
-class _Numbers:
-    """Compares nested data: everything equal, floats to within `TOLERANCE`."""
-
-    def __init__(self) -> None:
-        self.count = self.rounded = 0
-
-    def differences(self, found: Any, expected: Any, at: str) -> Iterator[str]:
-        """Where two nested values differ, in words."""
-        if isinstance(found, dict) and isinstance(expected, dict):
-            for key in [*expected, *(key for key in found if key not in expected)]:
-                if (key in found) != (key in expected):
-                    yield f"{at}.{key} {'is missing' if key in expected else 'is additional'}"
-                else:
-                    yield from self.differences(found[key], expected[key], f"{at}.{key}")
-        elif isinstance(found, list | tuple) and isinstance(expected, list | tuple):
-            if len(found) != len(expected):
-                yield f"{at} has {len(found)} items, and {len(expected)} are computed"
-                return
-            for number, (a, b) in enumerate(zip(found, expected, strict=True)):
-                yield from self.differences(a, b, f"{at}.{number}{_about(b)}")
-        elif type(found) in (int, float) and type(expected) in (int, float):
-            self.count += 1
-            if found != expected:
-                if not math.isclose(found, expected, rel_tol=TOLERANCE, abs_tol=TOLERANCE):
-                    yield f"{at} was altered: {found!r} is stated, and {expected!r} is computed"
-                self.rounded += 1
-        elif found != expected or type(found) is not type(expected):
-            yield f"{at} was altered: {_short(found)} is stated, and {_short(expected)} is computed"
-
-
-def _about(item: Any) -> str:
-    """Which arm, control, budget and text an item of the verdicts is about."""
-    keys = ("arm", "budget", "control", "text")
-    said = [str(item[key]) for key in keys if item.get(key) is not None] if isinstance(item, dict) else []
-    return f" ({', '.join(said)})" if said else ""
-
-
-def _short(value: Any) -> str:
-    text = str(value)
-    return text[:12] if len(text) == 64 else text if len(text) < 120 else f"{text[:100]} …"
 
 
 def _sealed(path: str | os.PathLike[str], refusal: str) -> None:
@@ -323,7 +299,7 @@ def _reported(certificate: Certificate, given: str | os.PathLike[str], refusal: 
             complaints.append(f"report {run} in {folder} is another: SHA-256 {found[:12]}, and not the one certified")
     _raise(refusal, iter(complaints))
     again = collected(reports.read(folder), partial=True)
-    numbers = _Numbers()
+    numbers = Agreement()
     for key in ("profile", "texts", "lock", "exploratory", "missing", "settings", "arms", "controls"):
         a, b = certificate.model_dump(mode="json")[key], again.model_dump(mode="json")[key]
         _raise(refusal, (f"the reports in {folder} say otherwise: {c}" for c in numbers.differences(a, b, key)))

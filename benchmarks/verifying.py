@@ -1,0 +1,113 @@
+"""How long certifying and verifying take, and how large a certificate is.
+
+    python benchmarks/verifying.py [--repeats 3]
+
+Makes studies of 210 layers with the real laws' draws and made-up losses: one of 1,500 draws, and one with four arms,
+three budgets, two texts and about 17,000 draws. Prints a table and writes `results/verifying.json`: seconds of
+wall-clock, of whole processes for `toolkit verify`, start-up included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from toolkit.analysis.certificates import certify
+from toolkit.records.certificate import Certificate
+
+HERE = Path(__file__).parent
+COMMAND = "import sys; from toolkit.cli import main; sys.exit(main(['verify', sys.argv[1]]))"
+FEW = {"draws": 75, "few": 40, "texts": ("python-topics", "wikitext2")}
+MANY = {"draws": 499, "few": 199, "texts": ("python-topics", "wikitext2"), "extra_arms": ("density", "depth")}
+
+
+def builders() -> ModuleType:
+    """The module that writes studies for the tests."""
+    spec = importlib.util.spec_from_file_location("builders", HERE.parent / "tests" / "analysis" / "builders.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def make(folder: Path, settings: dict[str, Any]) -> Path:
+    """A finished and locked study."""
+    module = builders()
+    study = module.make_full_study(**settings)
+    made = module.Builder(folder, study, real=True, windows=32)
+    made.seal()
+    made.write(rows=True)
+    study.save(made.results / "study.json")
+    return made.folder
+
+
+def cpu() -> str:
+    """The CPU's name and how many this process may use."""
+    name = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        name = next(
+            (x.split(":")[1].strip() for x in info.read_text().splitlines() if x.startswith("model name")), name
+        )
+    return f"{name}, {len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count()} CPUs"
+
+
+def main() -> None:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=3)
+    given = parser.parse_args()
+    results = []
+    for settings in (FEW, MANY):
+        with tempfile.TemporaryDirectory() as folder:
+            study, path = make(Path(folder) / "study", settings), Path(folder) / "control.json"
+            start = time.perf_counter()
+            certify(study, path)
+            certifying = time.perf_counter() - start
+            seconds = []
+            for _ in range(given.repeats):
+                start = time.perf_counter()
+                subprocess.run([sys.executable, "-c", COMMAND, str(path)], check=True, capture_output=True)
+                seconds.append(time.perf_counter() - start)
+            item = Certificate.load(path)
+            size = path.stat().st_size
+        draws = sum(len(control.hashes) for control in item.controls)
+        results.append(
+            {
+                "draws": draws,
+                "controls": len(item.controls),
+                "texts": len(item.texts),
+                "layers": len(item.profile),
+                "bytes": size,
+                "certify_seconds": round(certifying, 3),
+                "verify_seconds": [round(s, 3) for s in seconds],
+                "median_verify_seconds": round(statistics.median(seconds), 3),
+            }
+        )
+        print(
+            f"{draws:6,} draws, {size / 1e6:4.2f} MB: certify {certifying:5.1f} s, verify "
+            f"{results[-1]['median_verify_seconds']:5.1f} s"
+        )
+    data = {"cpu": cpu(), "python": platform.python_version(), "repeats": given.repeats}
+    if hasattr(os, "getloadavg"):  # above the number of CPUs, other work was running too
+        data["load_average"] = round(os.getloadavg()[1], 2)
+    data["certificates"] = results
+    out = HERE / "results" / "verifying.json"
+    out.write_text(json.dumps(data, indent=1) + "\n")
+    print(f"{data['cpu']}; wrote {out.relative_to(HERE.parent)}")
+
+
+if __name__ == "__main__":
+    main()
