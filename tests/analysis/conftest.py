@@ -46,7 +46,7 @@ def whole(builders, tmp_path_factory):
 def full(builders, tmp_path_factory):
     """A finished and locked study with every kind of run and the real laws' draws; it is only read."""
     study = builders.make_full_study(texts=("python-topics", "wikitext2"))
-    made = builders.Builder(tmp_path_factory.mktemp("full") / "study", study, windows=16)
+    made = builders.Builder(tmp_path_factory.mktemp("full") / "study", study, real=True, windows=16)
     made.seal()
     made.write(rows=True)
     study.save(made.results / "study.json")

@@ -80,23 +80,27 @@ class _Lines:
         """One value a file; all have the same seeds and rows."""
         mine = np.flatnonzero(self.scores.metric[self.line] == metric)
         file, part = self.file[mine], self.part[mine]
-        every = np.unique(part)
-        counts = np.bincount(file, minlength=len(self.found))
-        lacking = np.flatnonzero(counts < len(every))
-        if len(lacking):
-            raise InputError(self._lack(name, lacking, every, part[file == lacking[0]]))
+        every, place = np.unique(part, return_inverse=True)
+        if len(mine) < len(every) * len(self.found):
+            raise InputError(self._lack(name, file, place, every))
         sums = np.bincount(file, weights=self.scores.values[self.line[mine]], minlength=len(self.found))
         return sums / len(every)
 
-    def _lack(self, metric: str, lacking: np.ndarray, every: np.ndarray, has: np.ndarray) -> str:
-        one, scores = self.found[lacking[0]], self.scores
-        what = f"{one.path} ({'draw' if one.matched_to else 'arm'} {one.hash[:12]})"
-        more = f"; {len(lacking)} of {len(self.found)} selections lack some" if len(lacking) > 1 else ""
-        if not len(has):
-            return f"{scores.path} has no {metric} of {what}{more}: every selection in the folder needs its scores"
-        seed, row = divmod(int(np.setdiff1d(every, has)[0]), len(scores.rows))
-        where = f"seed {scores.seeds[seed]}" + (f", row {scores.rows[row]!r}" if len(scores.rows) > 1 else "")
-        return f"{scores.path} has no {metric} of {what} for {where}{more}: all have the same seeds and rows"
+    def _lack(self, metric: str, file: np.ndarray, place: np.ndarray, every: np.ndarray) -> str:
+        """Which selection lacks what most others have."""
+        scores, all_files = self.scores, np.arange(len(self.found))
+        lacking, where = np.setdiff1d(all_files, file), ""
+        if not len(lacking):
+            counts = np.bincount(place)
+            usual = int(np.argmax(np.where(counts < len(self.found), counts, -1)))
+            lacking = np.setdiff1d(all_files, file[place == usual])
+            seed, row = divmod(int(every[usual]), len(scores.rows))
+            where = f" for seed {scores.seeds[seed]}" + (f", row {scores.rows[row]!r}" if len(scores.rows) > 1 else "")
+        one = self.found[lacking[0]]
+        what = f"{one.path} ({'draw' if one.matched_to else 'arm'} {one.hash[:12]}){where}"
+        more = f"; {len(lacking)} of {len(self.found)} selections lack it" if len(lacking) > 1 else ""
+        same = "all have the same seeds and rows" if where else "every selection in the folder needs its scores"
+        return f"{scores.path} has no {metric} of {what}{more}: {same}"
 
 
 def _resolved(found: Sequence[Chosen], scores: Scores) -> list[list[int]]:

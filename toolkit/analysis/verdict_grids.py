@@ -155,9 +155,9 @@ def _replica(data: dict[str, Any]) -> Grid:
 
 def _chance(data: dict[str, Any]) -> Grid:
     """What each law makes of chance: expected layers of each role, next to the arm's own."""
-    roles = list(dict.fromkeys(role for arm in data["arms"] for role in arm["roles"]))
-    expected = [c["expected"] for arm in data["arms"] for c in arm["controls"] if c["expected"]]
-    roles += [role for role in dict.fromkeys(r for e in expected for r in e) if role not in roles]
+    tallies = [c["expected"] for arm in data["arms"] for c in arm["controls"] if c["expected"]]
+    tallies += [arm["roles"] for arm in data["arms"]]
+    roles = list(dict.fromkeys(role for tally in tallies for role in tally))
     heading = ["budget", "arm", "of", "holds", *roles, "layers", "feasible subsets"]
     rows, breaks = [], []
     budget: Any = ...
