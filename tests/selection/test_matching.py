@@ -18,8 +18,8 @@ from toolkit.selection import matching, subsets
 from toolkit.selection.matching import controls, counted, distinct
 
 CONSTRAINTS = [
-    dict(zip(("thirds", "roles", "disjoint"), flags, strict=True))
-    for flags in itertools.product([False, True], repeat=3)
+    dict(zip(("thirds", "roles", "disjoint", "lowest_block"), flags, strict=True))
+    for flags in itertools.product([False, True], repeat=4)
 ]
 
 
@@ -27,7 +27,9 @@ def thirds_of(profile):
     return [3 * layer.block // profile.blocks for layer in profile.layers]
 
 
-def enumerate_controls(profile, like, *, within, match="parameters", thirds=False, roles=False, disjoint=False):
+def enumerate_controls(
+    profile, like, *, within, match="parameters", thirds=False, roles=False, disjoint=False, lowest_block=False
+):
     """Every set of the law, from its definition, in exact fractions."""
     matched = frozenset(like.layers)
     layers = profile.layers
@@ -46,6 +48,8 @@ def enumerate_controls(profile, like, *, within, match="parameters", thirds=Fals
         if roles and Counter(layers[i].role for i in chosen) != Counter(layers[i].role for i in own):
             continue
         if disjoint and names & matched:
+            continue
+        if lowest_block and min((layers[i].block for i in chosen), default=None) != min(layers[i].block for i in own):
             continue
         found.append(names)
     return found
