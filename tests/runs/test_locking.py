@@ -175,23 +175,42 @@ def test_changed_code_is_exploratory_from_there_on(study, monkeypatch, measureme
 
 
 def test_the_hash_of_a_package_is_that_of_its_sources(tmp_path, monkeypatch):
+    sources = locking._sources.__wrapped__  # it is read once a process
     package = tmp_path / "locked_package"
     (package / "inner").mkdir(parents=True)
     (package / "__init__.py").write_text("")
     (package / "inner" / "kernel.c").write_text("int f(void) { return 1; }")
     (tmp_path / "locked_module.py").write_text("x = 1\n")
     monkeypatch.syspath_prepend(tmp_path)
-    first, module = locking._sources("locked_package"), locking._sources("locked_module")
+    first, module = sources("locked_package"), sources("locked_module")
     (package / "notes.txt").write_text("no source")
-    assert locking._sources("locked_package") == first
+    assert sources("locked_package") == first
     (package / "inner" / "kernel.c").write_text("int f(void) { return 2; }")
-    second = locking._sources("locked_package")
+    second = sources("locked_package")
     (package / "inner" / "kernel.c").rename(package / "kernel.c")
-    assert len({first, second, locking._sources("locked_package")}) == 3
+    assert len({first, second, sources("locked_package")}) == 3
     (tmp_path / "locked_module.py").write_text("x = 2\n")
-    assert locking._sources("locked_module") != module
-    with pytest.raises(InputError, match="'__main__' have no source file"):
-        locking._sources("__main__")
+    assert sources("locked_module") != module
+    assert sources("__main__") is None
+
+
+def test_a_selector_made_by_hand_is_locked_by_its_own_text(study, monkeypatch):
+    """As in a notebook's cell, which is no installed package."""
+    from toolkit.registry import registry
+
+    class Mine(type(registry.make("selector", "depth"))):
+        """Depth, under another name."""
+
+        name = "made-by-hand"
+
+    before = registry.make
+    monkeypatch.setattr(registry, "make", lambda kind, key, *a: Mine() if key == Mine.name else before(kind, key, *a))
+    monkeypatch.setattr(Mine, "__module__", "__main__")
+    declared = Study.read(study(arms=[{"selector": "made-by-hand"}]))
+    found = locking.code(declared)
+    (own,) = [name for name in found if name.startswith("source of ")]
+    assert own.startswith("source of __main__.") and own.endswith("Mine")
+    assert len(found[own]) == 64 or found[own] == "not available"
 
 
 def test_a_damaged_lock_is_said_and_not_replaced(study, capsys):

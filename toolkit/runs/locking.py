@@ -7,9 +7,11 @@ against fraud: whoever writes all files can write them in any order.
 from __future__ import annotations
 
 import datetime
+import functools
 import hashlib
 import importlib.metadata
 import importlib.util
+import inspect
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -148,26 +150,42 @@ def _short(value: str | None) -> str:
 def code(study: Study) -> dict[str, str]:
     """What computes a study's results: versions, and the hash of each package's sources that takes part.
 
-    Those packages are toolkit itself and every one that provides a component which the study names.
-
-    Raises:
-        InputError: a component's package has no source files.
+    Those packages are toolkit itself and every one that provides a component which the study names. A class that
+    was registered by hand, in a script or a notebook's cell, is hashed by itself.
     """
     keys = [("quantizer", key) for key in [*design.quantizers(study), study.protect]]
     keys += [("selector", item.selector) for item in [*study.arms, *study.controls]]
-    packages = {type(registry.make(kind, key)).__module__.partition(".")[0] for kind, key in keys}
+    classes = {type(registry.make(kind, key)) for kind, key in keys}
     found = {"toolkit": toolkit.__version__}
     found |= {name: importlib.metadata.version(name) for name in VERSIONS}
-    for package in sorted({"toolkit", *packages}):
-        found[f"sources of {package}"] = _sources(package)
-    return found
+    parts = {f"sources of {package}": _sources(package) for package in ["toolkit", *map(_package, classes)]}
+    parts |= {
+        f"source of {c.__module__}.{c.__qualname__}": _source(c) for c in classes if _sources(_package(c)) is None
+    }
+    return found | {name: value for name, value in sorted(parts.items()) if value is not None}
 
 
-def _sources(package: str) -> str:
-    """SHA-256 over the source files of a package, or of a module: each one's path in it, length and content."""
+def _package(cls: type) -> str:
+    return cls.__module__.partition(".")[0]
+
+
+def _source(cls: type) -> str:
+    """SHA-256 of a class's own text; in words, where Python has kept none."""
+    try:
+        return hashlib.sha256(inspect.getsource(cls).encode()).hexdigest()
+    except (OSError, TypeError):
+        return "not available"
+
+
+@functools.cache
+def _sources(package: str) -> str | None:
+    """SHA-256 over the source files of a package, or of a module: each one's path in it, length and content.
+
+    None where it is no installed package: a script, or a notebook.
+    """
     spec = importlib.util.find_spec(package) if package != "__main__" else None
     if spec is None or spec.origin is None:
-        raise InputError(f"the components of {package!r} have no source file, so that their code cannot be locked")
+        return None
     origin = Path(spec.origin)
     folders = list(spec.submodule_search_locations or ())
     files = [(p, Path(f)) for f in folders for p in Path(f).rglob("*") if p.suffix in SOURCES] or [
