@@ -274,6 +274,8 @@ def test_a_profile_of_other_weights_is_refused(builder, builders):
 
 def test_csv_reads_back_in_full_precision(whole, data):
     lines = list(csv.DictReader(io.StringIO(table(whole.folder, "csv"))))
+    assert sum(line["role"] == "claim" for line in lines) == 2 * 4
+    lines = [line for line in lines if line["role"] != "claim"]
     assert len(lines) == 2 * (2 + 6)
     for line in lines:
         if line["role"] == "reference":
@@ -363,3 +365,207 @@ def test_the_table_starts_neither_torch_nor_transformers(whole):
     out = whole.folder.parent / "figure.svg"
     done = subprocess.run([sys.executable, "-c", code, whole.folder, out], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(scope="module")
+def everything(full):
+    return json.loads(table(full.folder, "json"))
+
+
+def test_it_starts_with_whether_results_are_confirmatory(full, whole, builder):
+    first = table(full.folder).partition("\n")[0]
+    assert first == f"- Confirmatory: made under the analysis locked before the first run, lock {full.lock[:12]}."
+    assert table(full.folder, "latex").splitlines()[1].startswith("Confirmatory: ")
+    assert next(csv.DictReader(io.StringIO(table(full.folder, "csv"))))["confirmatory"] == "true"
+    assert table(whole.folder).startswith("- Exploratory: there is no lock.json")
+    made = builder(draws=3, budgets=("layers=0.1",))
+    made.seal()
+    made.write()
+    made.study.save(made.results / "study.json")
+    assert summary(made.folder)["status"]["confirmatory"]
+    made.lock = None
+    made.put(made.arm("top-error", made.study.budgets[0]))
+    assert table(made.folder).startswith("- Exploratory: 1 of 7 reports (the first is")
+
+
+def test_claims_are_the_verdicts(full, everything):
+    from toolkit.analysis import reports
+    from toolkit.analysis.study_evidence import evidence
+    from toolkit.analysis.verdicts import verdicts
+
+    found = verdicts(evidence(reports.read(full.folder)))
+    assert everything["verdicts"] == {k: v for k, v in found.items() if k != "comparisons"}
+    assert everything["untested"] is None
+    text = table(full.folder)
+    part = text.partition("**The declared claims")[2].split("\n\n")[1]
+    rows = columns(part)
+    assert [(r["arm"], r["text"], r["budget"], r["test"]) for r in rows] == [
+        (a, t, "over 3 budgets", "joint") for a in ("top-error", "bottom-error") for t in full.texts
+    ]
+    for row, claim in zip(rows, found["claims"], strict=True):
+        assert row["p"] == f"{claim['p']:.3f}" and row["corrected p"] == f"{claim['adjusted']:.3f}"
+        assert row["verdict"] == claim["verdict"]
+    said = text.partition("**In sentences**")[2].replace("\\", "")
+    assert all(sentence in said for sentence in found["sentences"])
+    for sentence in (law["sentence"] for law in found["laws"]):
+        assert (sentence in said) == (not next(x for x in found["laws"] if x["sentence"] == sentence)["agree"])
+
+
+def test_the_joint_p_is_a_rank_among_families(full, everything):
+    """Recomputed from the raw reports: the mean over budgets of the values, each over its standard deviation."""
+    for claim in everything["verdicts"]["claims"]:
+        totals = 0
+        for budget in ("0.05", "0.1", "0.2"):
+            run = f"layers-{budget}--{claim['arm']}"
+            drawn = [d["scores"][claim["text"]]["loss"] for d in raw(full, f"{run}--matched")["draws"]]
+            values = np.array([raw(full, run)["scores"][claim["text"]]["loss"], *drawn])
+            totals = totals + stats.zscore(values)
+        better = int((totals[1:] <= totals[0] + 1e-12).sum())
+        assert claim["at_least_as_good"] == better and claim["p"] == (1 + better) / 40
+
+
+def test_headroom_is_that_of_the_scored_windows(full, everything):
+    half = slice(8, 16)
+    seen = 0
+    for item in everything["verdicts"]["headroom"]:
+        budget = next(b for b in full.study.budgets if str(b) == item["budget"])
+        drawn = full.control("matched", item["arm"], budget, 39).draws
+        sets = [frozenset(n for at, n in enumerate(full.names) if int(d.mask, 16) >> at & 1) for d in drawn]
+        chance = np.mean([full.nll(chosen, item["text"])[half] for chosen in sets], axis=0).sum()
+        arm = sum(full.nll(full.chosen(item["arm"], budget), item["text"])[half])
+        best = frozenset(full.oracle("oracle-additive", item["arm"], budget).selection.layers)
+        oracle = sum(full.nll(best, item["text"])[half])
+        assert item["headroom"] == pytest.approx((chance - arm) / (chance - oracle), rel=1e-9)
+        assert item["low"] < item["headroom"] < item["high"] and item["separated"]
+        seen += 1
+    assert seen == 2 * 2 * 3
+    rows = columns(table(full.folder).partition("**Headroom")[2].split("\n\n")[1])
+    assert len(rows) == 12 and {row["the oracle is"] for row in rows} == {"separated"}
+
+
+def test_no_headroom_where_the_oracle_is_no_better(builders, tmp_path):
+    study = builders.make_full_study(draws=39, few=3, budgets=("layers=0.1",), test="each", repeat=False)
+    made = builders.Builder(tmp_path / "study", study)
+    made.GAP = 0.0
+    made.write(rows=True)
+    found = summary(made.folder)["verdicts"]["headroom"]
+    assert found and not any(item["separated"] for item in found)
+    rows = columns(table(made.folder).partition("**Headroom")[2].split("\n\n")[1])
+    assert {row["the oracle is"] for row in rows} == {"this study cannot rank selectors"}
+    assert {row["headroom"] for row in rows} == {"–"}
+    assert "this study cannot rank selectors" in table(made.folder).partition("**In sentences**")[2]
+
+
+def test_chance_is_told_by_role(full, everything):
+    roles = {row.name: row.role for row in full.profile.layers}
+    for arm in everything["arms"]:
+        chosen = raw(full, arm["run"])["selection"]["layers"]
+        assert arm["roles"] == {r: [roles[n] for n in chosen].count(r) for r in arm["roles"]}
+        for control in arm["controls"]:
+            law = raw(full, f"{arm['run']}--{control['control']}")["law"]
+            expected = dict.fromkeys(roles.values(), 0.0)
+            for row, p in zip(full.profile.layers, law["inclusion"], strict=True):
+                expected[row.role] += p
+            assert control["expected"] == pytest.approx(expected)
+            if "roles" in control["holds"]:
+                assert control["expected"] == pytest.approx(dict.fromkeys(roles.values(), 0) | arm["roles"])
+    rows = columns(table(full.folder).partition("**What chance means")[2].split("\n\n")[1])
+    assert len(rows) == 3 * (1 + 5 + 1 + 4)
+    assert rows[0]["of"] == "the arm itself" and rows[0]["layers"] == "11"
+    assert rows[2]["holds"] == "roles, sizes" and float(rows[2]["layers"]) == pytest.approx(11)
+
+
+def test_the_floor_marks_gaps_below_it(builder):
+    made = builder(draws=19, budgets=("layers=0.1",), count_matched=False, repeat=True)
+    made.write()
+    data = summary(made.folder)
+    gaps = sorted(abs(a["controls"][0]["texts"]["python-topics"]["gap"]) for a in data["arms"])
+    assert data["floor"]["difference"]["python-topics"] == pytest.approx(3e-6)
+    assert not any(a["controls"][0]["texts"]["python-topics"]["below_floor"] for a in data["arms"])
+    report = made.repeat()
+    loss = made.reference("base").scores["python-topics"].loss + sum(gaps) / 2
+    scores = {"python-topics": report.scores["python-topics"].model_copy(update={"loss": loss})}
+    made.put(report.model_copy(update={"scores": scores, "labels": ["batch 2 in place of 4"]}))
+    marked = [a["controls"][0]["texts"]["python-topics"]["below_floor"] for a in summary(made.folder)["arms"]]
+    assert sorted(marked) == [False, True]
+    text = table(made.folder)
+    assert text.count("(≤ floor)") == 1 and "computed otherwise (batch 2 in place of 4)" in text
+
+
+def test_the_replica_is_labelled(full, everything):
+    for item in everything["verdicts"]["replica"]:
+        assert item["sign_test"]["label"] == item["draw_count"]["label"] == "assumes independence"
+    text = table(full.folder)
+    assert "Replica of AQLoRA's own tests (§7.2), two-sided; assumes independence" in text
+    item = next(i for i in everything["verdicts"]["replica"] if i["control"] == "matched")
+    row = columns(text.partition("**Replica")[2].split("\n\n")[1])[0]
+    signs, draws = item["sign_test"], item["draw_count"]
+    assert stats.binomtest(signs["better"], signs["total"]).pvalue == pytest.approx(signs["p"])
+    assert row["draws better than the arm"] == f"{draws['better']} of {draws['total']}"
+
+
+def test_single_layer_effects_correlate_as_scipy_says(full, everything):
+    error = full.profile["error.nf4.mse"]
+    for item in everything["effects"]["spearman"]:
+        drawn = [d["scores"][item["text"]]["loss"] for d in raw(full, f"sweep--{item['kind']}")["draws"]]
+        base = raw(full, "reference-base" if item["kind"] == "restore" else "reference-16-bit")
+        gain = np.array(drawn) - base["scores"][item["text"]]["loss"]
+        gain = -gain if item["kind"] == "restore" else gain
+        assert item["rho"] == pytest.approx(stats.spearmanr(gain, error).statistic)
+    assert len(everything["effects"]["spearman"]) == 4
+
+
+def test_excluded_claims_are_shown_and_not_tested(builder):
+    made = builder(
+        draws=39,
+        budgets=("layers=0.1", "layers=0.2"),
+        exclusions=[{"arm": "bottom-error", "budget": "layers=0.2", "reason": "it is the other arm's mirror"}],
+    )
+    made.write()
+    text = table(made.folder)
+    rows = columns(text.partition("**The declared claims")[2].split("\n\n")[1])
+    assert len(rows) == 4 and rows[-1]["verdict"] == "excluded: it is the other arm's mirror"
+    assert rows[-1]["p"] == "–" and "Declared family: 3 claims against matched, corrected by holm" in text
+
+
+def test_what_is_not_complete_is_compared_and_not_tested(builders, tmp_path):
+    """A family cut short cannot be tested together; its draws still stand in the table."""
+    study = builders.make_full_study(draws=6, few=3, headroom=None, budgets=("layers=0.1", "layers=0.2"))
+    made = builders.Builder(tmp_path / "study", study)
+    made.write()
+    made.put(made.control("matched", "top-error", study.budgets[0], 4))
+    data = summary(made.folder)
+    assert data["verdicts"] is None and "unlike numbers of draws" in data["untested"]
+    assert [c["draws"] for c in data["arms"][0]["controls"]] == [4, 6, 3, 3, 3]
+    assert "2 of 6 draws of control matched like top-error at layers=0.1" in data["missing"]
+    for format in ("md", "csv", "latex", "json"):
+        assert "top-error" in table(made.folder, format)
+    assert "No claim is tested: " in table(made.folder) and "In sentences" not in table(made.folder)
+
+
+def test_what_calibrates_is_missed(builders, tmp_path):
+    import shutil
+
+    study = builders.make_full_study(draws=3, few=3, budgets=("layers=0.1",), test="each")
+    made = builders.Builder(tmp_path / "study", study)
+    made.write()
+    for run in ("repeat--base", "sweep--quantize", "layers-0.1--top-error--anti-oracle"):
+        shutil.rmtree(made.results / run)
+    assert summary(made.folder)["missing"] == [
+        "the repeat of the base run",
+        "the quantize sweep",
+        "anti-oracle of top-error at layers=0.1",
+    ]
+
+
+def test_csv_holds_claims_and_headroom(full, everything):
+    lines = list(csv.DictReader(io.StringIO(table(full.folder, "csv"))))
+    claims = [line for line in lines if line["role"] == "claim"]
+    assert [float(line["corrected_p"]) for line in sorted(claims, key=lambda x: (x["text"], x["arm"]))] == [
+        c["adjusted"] for c in sorted(everything["verdicts"]["claims"], key=lambda x: (x["text"], x["arm"]))
+    ]
+    rooms = {(x["text"], x["arm"], x["budget"]): x for x in lines if x["role"] == "headroom"}
+    assert len(rooms) == 12
+    for item in everything["verdicts"]["headroom"]:
+        line = rooms[item["text"], item["arm"], item["budget"]]
+        assert float(line["headroom"]) == item["headroom"] and line["oracle_separated"] == "true"
