@@ -7,6 +7,7 @@ What it leaves is a results folder like any other: `toolkit table`, `figure` and
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +17,12 @@ from toolkit.errors import InputError, closest
 from toolkit.interfaces import Law, Selector
 from toolkit.records.budget import Budget
 from toolkit.records.certificate import Certificate
+from toolkit.records.profile import Profile
 from toolkit.records.report import REPORT
 from toolkit.records.study import DEMO_MODEL, Analysis, Arm, Control, Headroom, Study, slug
 from toolkit.registry import registry
+from toolkit.selection.select import draws as draw_of
+from toolkit.selection.select import select
 
 BUDGETS = ("layers=0.05", "layers=0.10", "layers=0.20")
 """AQLoRA's three budgets (§7.2)."""
@@ -94,21 +98,28 @@ def compare(
     made: Selector = registry.make("selector", selector)
     if made.random or made.needs_like:
         raise InputError(f"{made.key} is chance itself: compare judges a selector that chooses; toolkit list selectors")
+    folder = Path(out) if out is not None else Path(f"compare-{slug(made.key)}")
+    if draws < 1:
+        raise InputError(f"asked for {draws} draws of each law; at least 1 is needed")
+    limits = [b if isinstance(b, Budget) else Budget.parse(b) for b in budgets]
+    declared = _declared(control)
+    needed = [registry.make("quantizer", key).key for key in dict.fromkeys([base, *_quantizers(made)])]
+    laws = _with_draws(made, _profile(folder, model, needed, progress), limits, declared)
     study = declaration(
         made,
         os.fspath(model),
-        budgets,
+        limits,
         draws,
+        laws,
+        declared,
         tokens=tokens,
         window=window,
         batch=batch,
         base=base,
         level=level,
-        control=control,
         headroom=Headroom() if headroom else None,
         seed=seed,
     )
-    folder = Path(out) if out is not None else Path(study.name)
     path = Path(certificate) if certificate is not None else folder / "control.json"
     given = texts if texts is None or isinstance(texts, Mapping) else list(texts)
     if not any(folder.glob(f"*/{REPORT}")):
@@ -118,34 +129,75 @@ def compare(
     return Comparison(folder, path, found, tuple(found.verdicts["sentences"]))
 
 
-def declaration(
-    selector: Selector,
-    model: str,
-    budgets: Sequence[str | Budget],
-    draws: int,
-    *,
-    level: float,
-    control: str | None = None,
-    **settings: Any,
-) -> Study:
-    """The study that judges one selector under every standard law; `settings` are fields of the study.
+def _profile(folder: Path, model: str | os.PathLike[str], quantizers: list[str], progress: bool) -> Profile:
+    """The profile of the model, in the folder's file, where `run` finds it."""
+    from toolkit.runs.results import PROFILE
+    from toolkit.weights.profiling import fingerprint_of, profile
 
-    Raises:
-        InputError: no law is installed, `control` is none of the standard ones, or a setting does not fit.
-    """
+    path = folder / PROFILE
+    if path.exists():
+        kept = Profile.load(path)
+        if set(quantizers) <= set(kept.quantizers) and kept.fingerprint == fingerprint_of(model):
+            return kept
+        return profile(model, list(dict.fromkeys([*kept.quantizers, *quantizers])))  # `run` says what differs
+    made = profile(model, quantizers, progress=None if progress else False)
+    made.save(path)
+    return made
+
+
+def _declared(control: str | None) -> Law:
+    """The law that is asked for, or the standard one that draws families and holds nothing but the memory."""
     laws = {law.key: law for law in standard_laws()}
     if control is None:
-        plain = [key for key, law in laws.items() if law.nests and not law.shared and not law.holds]
-        control = next(iter([*plain, *laws]))
+        return next(
+            (law for law in laws.values() if law.nests and not law.shared and not law.holds), next(iter(laws.values()))
+        )
     key = registry.make("selector", control).key
     if key not in laws:
         raise InputError(f"control {key!r} is no standard law; {closest(key, laws)}")
+    return laws[key]
+
+
+def _with_draws(selector: Selector, profile: Profile, budgets: Sequence[Budget], declared: Law) -> list[Law]:
+    """The standard laws that have a draw for this selector at every budget.
+
+    A law that holds more has no other set where the selector takes all that there is of a role or a third; it is
+    left out, and said so. The declared one has to have draws.
+    """
+    arms = [select(selector, profile, budget) for budget in budgets]
+    kept = []
+    for law in standard_laws():
+        try:
+            for arm in arms:
+                draw_of(law, profile, like=arm, count=1)
+            kept.append(law)
+        except InputError as error:
+            if law.key == declared.key:
+                raise
+            print(f"note: {law.key} is left out: {error}", file=sys.stderr)
+    return kept
+
+
+def declaration(
+    selector: Selector,
+    model: str,
+    budgets: Sequence[Budget],
+    draws: int,
+    laws: Sequence[Law],
+    declared: Law,
+    *,
+    level: float,
+    **settings: Any,
+) -> Study:
+    """The study that judges one selector under several laws, one of them declared; `settings` are fields of it."""
     several = len(budgets) > 1
-    controls = [
-        Control(selector=name, draws=draws, chain=several and law.nests and (name == key or law.shared))
-        for name, law in laws.items()
-    ]
-    declared = next(c for c in controls if c.selector == key)
+    controls = {
+        law.key: Control(
+            selector=law.key, draws=draws, chain=several and law.nests and (law.key == declared.key or law.shared)
+        )
+        for law in laws
+    }
+    claimed = controls[declared.key]
     return Study(
         name=f"compare-{slug(selector.key)}",
         question=(
@@ -153,12 +205,18 @@ def declaration(
             "same memory that chance selects?"
         ),
         model=model,
-        budgets=[b if isinstance(b, Budget) else Budget.parse(b) for b in budgets],
+        budgets=list(budgets),
         arms=[Arm(selector=selector.key)],
-        controls=controls,
-        analysis=Analysis(control=declared.label, level=level, test="joint" if declared.chain else "each"),
+        controls=list(controls.values()),
+        analysis=Analysis(control=claimed.label, level=level, test="joint" if claimed.chain else "each"),
         **settings,
     )
+
+
+def _quantizers(selector: Selector) -> list[str]:
+    """The quantizer that the selector's option names, if any: `toolkit.runs.design.quantizers` reads it alike."""
+    wanted = selector.options.get("quantizer")
+    return [wanted] if isinstance(wanted, str) and wanted else []
 
 
 def standard_laws() -> list[Law]:
