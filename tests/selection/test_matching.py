@@ -19,7 +19,7 @@ from toolkit.selection.matching import controls, counted, distinct
 
 CONSTRAINTS = [
     dict(zip(("thirds", "roles", "disjoint", "lowest_block"), flags, strict=True))
-    for flags in itertools.product([False, True], repeat=4)
+    for flags in [*itertools.product([0, 1], [0, 1], [0, 1], [0]), (0, 0, 0, 1), (0, 1, 0, 1), (1, 0, 1, 1)]
 ]
 
 

@@ -11,7 +11,7 @@ from decimal import Decimal
 import pytest
 
 import toolkit as tk
-from toolkit.interfaces import Selector
+from toolkit.interfaces import Law, Pick, Selector
 from toolkit.selection.select import stream
 
 
@@ -190,6 +190,64 @@ def test_draws(tiny):
         tk.draws("top-error", tiny, "layers=0.2", count=3)
     with pytest.raises(tk.InputError, match="at least 1"):
         tk.draws(Coin(), tiny, "layers=0.2", count=0)
+
+
+class Fixed(Law):
+    """A law that draws one set again and again."""
+
+    name = "test-fixed"
+
+    def draws(self, profile, budget, rng, like, count):
+        return [Pick(profile.names[:1])] * count
+
+    def chains(self, profile, likes, rng, count):
+        return [(Pick(profile.names[:1]), Pick(profile.names[: 1 + self.shared]))] * count
+
+
+class Shared(Fixed):
+    """The same, as draws that may repeat."""
+
+    name = "test-shared"
+    shared = True
+
+
+def test_only_a_shared_law_may_repeat(tiny):
+    like = tk.select("top-error", tiny, "layers=0.5")
+    assert [s.draw for s in tk.draws(Shared(), tiny, like=like, count=3)] == [0, 1, 2]
+    assert len(tk.chains(Shared(), tiny, likes=[like, like], count=3)) == 3
+    with pytest.raises(tk.InputError, match="test-fixed gave the same selection twice"):
+        tk.draws(Fixed(), tiny, like=like, count=3)
+    with pytest.raises(tk.InputError, match="test-fixed gave the same family twice"):
+        tk.chains(Fixed(), tiny, likes=[like, like], count=3)
+    with pytest.raises(tk.InputError, match="test-fixed drew 2 selections for 3 to match"):
+        tk.chains(Fixed(), tiny, likes=[like] * 3, count=1)
+    with pytest.raises(tk.InputError, match="test-fixed matches another selection"):
+        tk.draws(Fixed(), tiny, count=3)
+
+
+def test_the_stream_of_a_shared_law_knows_no_matched_selection(tiny):
+    class Probe(Shared):
+        name = "test-probe"
+
+        def draws(self, profile, budget, rng, like, count):
+            return [Pick([profile.names[rng.randrange(16)]]) for _ in range(count)]
+
+    likes = [tk.select(s, tiny, "layers=0.5") for s in ("top-error", "bottom-error")]
+    one, two = (tk.draws(Probe(), tiny, like=like, count=20) for like in likes)
+    assert [s.layers for s in one] == [s.layers for s in two]
+    Probe.shared = False
+    first, second = (tk.select(Probe(), tiny, like=like, seed=5).layers for like in likes)
+    assert first == [tiny.names[stream("test-probe", 5, likes[0]).randrange(16)]]
+    assert second == [tiny.names[stream("test-probe", 5, likes[1]).randrange(16)]]
+    joined = f"k|3|{likes[0].layers_hash},{likes[1].layers_hash}"
+    assert stream("k", 3, *likes).random() == random.Random(joined).random()
+
+
+def test_a_draw_knows_its_number(tiny):
+    assert tk.select("top-error", tiny, "layers=0.5").draw is None
+    assert tk.select(Coin(), tiny, "layers=0.5").draw == 0
+    assert [s.draw for s in tk.draws(Coin(), tiny, "layers=0.5", count=4)] == [0, 1, 2, 3]
+    assert tk.draws(Coin(), tiny, "layers=0.5", count=1)[0].chain is None
 
 
 def test_the_stream_is_a_pure_function_and_touches_no_global_state(tiny):
