@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from toolkit.analysis import entries
+from toolkit.analysis.drawing import kind_of
 from toolkit.analysis.evidence import Evidence
+from toolkit.analysis.formats import known, rendered
 from toolkit.analysis.score_evidence import evidence
 from toolkit.analysis.scores_file import Scores, read_scores, write_template
 from toolkit.analysis.selection_files import Arm, Chosen, grouped, read_selections
-from toolkit.analysis.table import rendered
 from toolkit.errors import InputError, closest
 from toolkit.records.io import read_bytes
 from toolkit.records.study import Analysis
@@ -59,6 +60,9 @@ def judge(
         InputError: an unknown format, option or control; and as `read_selections`, `grouped`, `read_scores`,
             `averaged` and `verdicts`.
     """
+    known(format)
+    if figure is not None:
+        kind_of(figure)
     data, found = judgement(
         selections,
         results,

@@ -34,8 +34,7 @@ class Chosen:
     Attributes:
         name: its path in the folder, without the ending.
         hash: `Selection.layers_hash`.
-        roles: role → layers of it that are held.
-        total: layers of the whole model.
+        layers: how many it holds; `roles`, of each role, where it is an arm.
         matched_to: the hash of the selection that it was matched to; None for an arm.
     """
 
@@ -48,8 +47,8 @@ class Chosen:
     seed: int | None
     model: str
     fingerprint: str
+    layers: int
     roles: dict[str, int]
-    total: int
     parameters: int
     matched_to: str | None
     feasible_subsets: int | None
@@ -58,11 +57,6 @@ class Chosen:
     single_total: bool | None
     draw: int | None
     chain: str | None
-
-    @property
-    def layers(self) -> int:
-        """How many layers it holds."""
-        return sum(self.roles.values())
 
 
 @dataclass(frozen=True)
@@ -147,8 +141,8 @@ def _read(path: Path) -> Chosen:
         seed=record.seed,
         model=record.model,
         fingerprint=record.fingerprint,
-        roles=roles(record.layers),
-        total=record.of.get("layers", len(record.layers)),
+        layers=len(record.layers),
+        roles=roles(record.layers) if record.matched_to is None else {},
         parameters=record.parameters,
         matched_to=None if record.matched_to is None else record.matched_to.hash,
         feasible_subsets=record.feasible_subsets,

@@ -2,20 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
-from typing import Any
 
-from toolkit.analysis import csv_table, latex_table, markdown_table
+from toolkit.analysis.formats import known, rendered
 from toolkit.analysis.summary import summary
-from toolkit.errors import InputError, closest
-
-FORMATS = {
-    "md": markdown_table.render,
-    "json": lambda data: json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False),
-    "csv": csv_table.render,
-    "latex": latex_table.render,
-}
 
 
 def table(study: str | os.PathLike[str], format: str = "md", *, paired: bool = False) -> str:
@@ -37,20 +27,5 @@ def table(study: str | os.PathLike[str], format: str = "md", *, paired: bool = F
     Raises:
         InputError: an unknown format; and as `toolkit.analysis.reports.read`.
     """
-    _known(format)
+    known(format)
     return rendered(summary(study, paired=paired), format)
-
-
-def rendered(data: dict[str, Any], format: str) -> str:
-    """A table's plain data in one of the formats.
-
-    Raises:
-        InputError: an unknown format.
-    """
-    _known(format)
-    return FORMATS[format](data)
-
-
-def _known(format: str) -> None:
-    if format not in FORMATS:
-        raise InputError(f"no table format is called {format!r}; {closest(format, FORMATS)}")
