@@ -27,8 +27,8 @@ class RandomPermuted(Law):
     One π, from a stream that no matched selection changes, is applied to whatever is matched: draw i of several
     arms and of several budgets goes together, and what was nested, disjoint or ordered before still is. The
     permutations are drawn independently, so that a set may come up twice, and M too. The p-value (1 + b)/(n + 1) is
-    valid all the same: the identity and the drawn permutations are exchangeable as the permutations form a group
-    (Phipson & Smyth 2010, §4; Hemerik & Goeman 2018, Theorem 2).
+    valid all the same: where scores say nothing about layers of a class, M is π₀(M*) with π₀ uniform, and π₀, π₁π₀, …,
+    π_nπ₀ are independent and uniform, as permutations form a group (Phipson & Smyth 2010; Hemerik & Goeman 2018).
 
     Raises:
         InputError: M holds all or none of each class, so that every permutation maps it onto itself.
