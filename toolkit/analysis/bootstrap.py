@@ -16,6 +16,10 @@ LEVEL = 0.95
 """Coverage that intervals are asked for, where nothing else is."""
 
 
+FEWEST = 4
+"""Blocks that an interval needs; of fewer, too many resamples are one block over and over."""
+
+
 @dataclass(frozen=True)
 class Interval:
     """A value with its interval over windows.
@@ -47,14 +51,17 @@ def ratio(
 ) -> Interval:
     """R = Σa_w/Σd_w over windows w, with the interval { θ : |ū(θ)| ≤ c·s(u(θ)) }, u_w(θ) = a_w − θ·d_w.
 
-    s² is the variance of a mean, Bartlett-weighted over lags below the block:
-    s²(u) = (γ₀ + 2·Σ_{0<k<b} (1 − k/b)·γ_k)/(n − 1), γ_k = Σ_t (u_t − ū)(u_{t+k} − ū)/n.
-    c is the ⌈level·(B + 1)⌉-th smallest of |ū*|/s(u*) over B resamples of u(R) in circular blocks, so that the few
-    windows and the lags left out widen c as they widen the statistic. The set is Fieller's: it is bounded exactly
-    where |d̄| > c·s(d), that is where the denominator's own interval excludes 0, and only then are there ends. It
-    is symmetric in the statistic and not about R.
+    s² is the variance of a mean, Bartlett-weighted over the lags below m = min(n, 4(b − 1) + 1) for blocks of b:
+    s²(u) = (γ₀ + 2·Σ_{0<k<m} (1 − k/m)·γ_k)/(n − 1), γ_k = Σ_t (u_t − ū)(u_{t+k} − ū)/n; for b = 1, the usual s²/n.
+    c is the ⌈level·(B + 1)⌉-th smallest of |ū*|/s(u*) over B resamples of u(R) in circular blocks, times
+    √((n − 1)/(n + 1 − 2b)), which is 1 for b = 1. Studentizing resamples as the windows are makes c as wide as the
+    few windows and the lags left out ask for; the last factor makes good the dependence that is cut at the ends
+    of blocks.
+    The set is Fieller's: it is bounded exactly where |d̄| > c·s(d), that is where the denominator's own interval
+    excludes 0, and only then has it ends. It is symmetric in the statistic and not about R. Fewer than 4 blocks
+    give no interval.
 
-    Coverage in simulation: see `tests/analysis/test_bootstrap.py`.
+    Coverage in simulation: measured in `tests/analysis/test_bootstrap.py`.
 
     Args:
         numerator: a, (windows,), in the text's order.
@@ -69,7 +76,7 @@ def ratio(
         InputError: the lengths differ, a number is not finite, or the block is not from 1 to the windows.
 
     Source: Fieller (1954); Götze and Künsch (1996) and Gonçalves and Vogelsang (2011) on studentizing resampled
-    blocks with the same s; that they are joined here is our choice.
+    blocks with the same s. That they are joined, m, and the last factor are our choice, held by the simulation.
     """
     a, d = _row(numerator, what), _row(denominator, what)
     n = len(a)
@@ -83,7 +90,7 @@ def ratio(
     if bottom == 0.0:
         return Interval(None, None, None, n, block)
     value = top / bottom
-    critical = _critical(a - value * d, block, resamples, level, seed)
+    critical = _critical(a - value * d, block, resamples, level, seed) if n >= FEWEST * block else np.inf
     if not np.isfinite(critical):
         return Interval(value, None, None, n, block)
     low, high = _fieller(a, d, block, critical)
@@ -114,8 +121,6 @@ def mean(
 def _critical(u: np.ndarray, block: int, resamples: int, level: float, seed: int) -> float:
     """The level's quantile of |ū*|/s(u*); infinite where too many resamples have no spread at all."""
     n = len(u)
-    if n < 2:
-        return float("inf")
     u = u - u.mean()
     if not np.any(u):
         return 0.0
@@ -129,17 +134,18 @@ def _critical(u: np.ndarray, block: int, resamples: int, level: float, seed: int
     with np.errstate(divide="ignore", invalid="ignore"):
         t = np.where(flat, np.where(means > 1e-12 * np.abs(u).max(), np.inf, 0.0), means / spreads)
     at = min(int(np.ceil(level * (resamples + 1))), resamples)
-    return float(np.partition(t, at - 1)[at - 1])
+    return float(np.partition(t, at - 1)[at - 1] * np.sqrt((n - 1) / (n + 1 - 2 * block)))
 
 
 def _variance(x: np.ndarray, y: np.ndarray, block: int) -> np.ndarray:
-    """The covariance of two means over the last axis, Bartlett-weighted over lags below the block."""
+    """The covariance of two means over the last axis, Bartlett-weighted over lags below m = 4(block − 1) + 1."""
     n = x.shape[-1]
+    below = min(n, 4 * (block - 1) + 1)
     x, y = x - x.mean(axis=-1, keepdims=True), y - y.mean(axis=-1, keepdims=True)
     total = (x * y).sum(axis=-1)
-    for lag in range(1, block):
+    for lag in range(1, below):
         both = (x[..., lag:] * y[..., :-lag]).sum(axis=-1) + (x[..., :-lag] * y[..., lag:]).sum(axis=-1)
-        total = total + (1 - lag / block) * both
+        total = total + (1 - lag / below) * both
     return np.maximum(total, 0.0 if x is y else -np.inf) / (n * (n - 1))
 
 
