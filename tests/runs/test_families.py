@@ -113,7 +113,7 @@ def test_the_law_is_reported(whole):
     assert laws["permuted"].expected == pytest.approx(counts)  # same count of every role as the arm
 
 
-@pytest.mark.parametrize("stop", [SINGLE + 3, SINGLE + 15, SINGLE + 40, MEASURED - 1])
+@pytest.mark.parametrize("stop", [SINGLE + 15, MEASURED - 1])
 def test_interrupted_families_go_on(whole, study, measurements, facts, stop):
     measurements.stop = stop
     with pytest.raises(KeyboardInterrupt):
@@ -196,3 +196,15 @@ def test_declarations_that_the_draws_do_not_allow_are_refused_before_anything_lo
 def test_shared_draws_allow_joint_tests_and_max_t():
     analysis = {"control": "permuted", "test": "joint", "correction": "max-t"}
     design.check(Study.model_validate(STUDY | {"texts": {"a": "nowhere.txt"}, "analysis": analysis}))
+
+
+def test_the_analysis_reads_what_the_runner_wrote(whole, tmp_path):
+    """A joint test among families, and a certificate that makes them again."""
+    from toolkit.analysis.certificates import certify
+    from toolkit.analysis.table import table
+    from toolkit.analysis.verification import verify
+
+    assert "nested" in table(whole, paired=True)
+    certificate = certify(whole, tmp_path / "control.json")
+    assert all(claim["budget"] is None for claim in certificate.verdicts["claims"])
+    verify(tmp_path / "control.json", whole)

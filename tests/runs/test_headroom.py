@@ -286,3 +286,15 @@ def test_headroom_that_cannot_be_had_is_refused(study, changes, message):
         return
     with pytest.raises(InputError, match=message):
         run(study(**changes))
+
+
+def test_the_analysis_reads_what_the_runner_wrote(whole, tmp_path):
+    """Sweeps, reference selections and rows: the table, and a certificate that verifies."""
+    from toolkit.analysis.certificates import certify
+    from toolkit.analysis.table import table
+    from toolkit.analysis.verification import verify
+
+    text = table(whole, paired=True)
+    assert "oracle" in text
+    certify(whole, tmp_path / "control.json")
+    verify(tmp_path / "control.json")

@@ -243,3 +243,11 @@ def test_the_shell_prints_the_hash(study, capsys):
     (study() / "results" / "lock.json").unlink()
     assert main(["lock", str(study())]) == 2
     assert "a lock made after results would say nothing" in capsys.readouterr().err
+
+
+def test_the_analysis_calls_locked_results_confirmatory(study):
+    from toolkit.analysis import locks, reports
+
+    sealed = Lock.load(lock(study()))
+    found = locks.status(reports.read(run(study())))
+    assert (found.confirmatory, found.reasons, found.hash) == (True, (), sealed.hash)
