@@ -34,7 +34,7 @@ def _documents():
     spec = importlib.util.spec_from_file_location("schema_builders", ROOT / "tests" / "analysis" / "builders.py")
     builders = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(builders)
-    made = builders.Builder(ROOT, builders.make_study(draws=3, budgets=("layers=0.05",)))
+    made = builders.Builder(ROOT, builders.make_study(draws=3, budgets=("layers=0.05",)), blocks=4)
     profile, budget = builders.make_profile(blocks=2), Budget(layers="0.2")
     top = select("top-error", profile, budget)
     drawn = select("random-matched", profile, like=top, seed=3)

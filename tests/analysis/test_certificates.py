@@ -644,7 +644,11 @@ def test_a_certificate_of_another_version(edited):
         data["verdicts"]["sentences"][0] = "top-error is wonderful."
 
     found = verify(edited(reworded))
-    assert found.reworded == 1 and "1 of the sentences are worded otherwise" in found.text and "wonderful" not in found.text
+    assert (
+        found.reworded == 1
+        and "1 of the sentences are worded otherwise" in found.text
+        and "wonderful" not in found.text
+    )
 
     def number(data):
         reworded(data)
