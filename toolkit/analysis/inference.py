@@ -18,6 +18,9 @@ from toolkit.errors import InputError
 
 Side = Literal["less", "greater"]
 
+EXACT = 20_000
+"""Trials up to which a binomial p is made of exact coefficients."""
+
 
 @dataclass(frozen=True)
 class Rank:
@@ -144,16 +147,33 @@ def paired(
 def binomial_p(successes: int, total: int) -> float:
     """min(1, 2·P(X ≤ min(k, m − k))), X binomial(m, 1/2): the exact two-sided p; 1 where m = 0.
 
+    The largest term is exact up to `EXACT` trials; above, it is a product of floating-point steps (relative error
+    below 1e-9 for a million trials), because binomial coefficients of that size take minutes.
+
     Raises:
         InputError: counts below zero, or more successes than trials.
     """
     if not 0 <= successes <= total:
         raise InputError(f"a binomial test takes 0 to {total} successes of {total}; found {successes}")
-    tail = term = 1
-    for k in range(min(successes, total - successes)):
-        term = term * (total - k) // (k + 1)
+    few = min(successes, total - successes)
+    tail = term = 1.0  # P(X ≤ few)/P(X = few), from the largest term down
+    for k in range(few, 0, -1):
+        term *= k / (total - k + 1)
+        if term < 1e-18:
+            break
         tail += term
-    return min(1.0, 2 * tail / 2**total)
+    return min(1.0, 2 * tail * (math.comb(total, few) / 2**total if total <= EXACT else _share(few, total)))
+
+
+def _share(few: int, total: int) -> float:
+    """C(m, k)/2^m, kept in range by halving as it grows."""
+    term, halvings = 1.0, total
+    for k in range(1, few + 1):
+        term *= (total - few + k) / k
+        while term > 1.0 and halvings:
+            term /= 2.0
+            halvings -= 1
+    return math.ldexp(term, -halvings)
 
 
 @dataclass(frozen=True)
