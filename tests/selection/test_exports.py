@@ -54,6 +54,7 @@ def names(profile, indexes):
     )
 
 
+@pytest.mark.slow  # imports of the libraries
 @pytest.mark.parametrize("indexes", [[7, 9, 13], [70, 77], list(range(0, 84, 3)), list(range(84))], ids=str)
 def test_peft_adapts_exactly_the_selected_layers(llama, indexes):
     from peft import LoraConfig, get_peft_model
@@ -77,6 +78,7 @@ def checkpoint(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow  # imports of the libraries
 @pytest.mark.parametrize("indexes", [[9], [7, 13, 72], []], ids=str)
 def test_transformers_quantizes_exactly_the_others(llama, checkpoint, indexes):
     import torch
