@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import lru_cache
@@ -43,7 +44,8 @@ class RandomShuffleMatched(Law):
     `feasible_subsets`, are counted exactly (none stated where the table is too large), but this law does not draw them
     equally often, and may never draw some. `inclusion` is the share in 1,000 simulated draws of a fixed stream, pooled
     over layers of one size, which the law cannot tell apart (M not left out). A set that came up before, and M, are
-    drawn again: among as many sets as real models have, that changes no probability that could be noticed.
+    drawn again: among as many sets as real models have, that changes no probability that could be noticed, but a rank
+    among these draws is not called exact.
 
     Raises:
         InputError: a tolerance outside [0, 1), one that no other set reaches, or one that no random order meets.
@@ -74,21 +76,18 @@ class RandomShuffleMatched(Law):
         names, matched = profile.names, frozenset(like.layers)
         sizes = quantities(profile, self.match, self.quantizer)
         target = sum(size for size, name in zip(sizes, names, strict=True) if name in matched)
-        feasible = single = None
-        try:
-            law = controls(
+        feasible = None
+        with suppress(Uncounted):
+            feasible = controls(
                 profile, like, within=self.within, match=self.match, quantizer=self.quantizer, settable=("within",)
-            )
-            feasible, single = law.count, law.single_total
-        except Uncounted:
-            pass
+            ).count
         shuffle = Shuffle(sizes, target, *window(target, self.within))
         inclusion = _inclusion(shuffle)
 
         def draw() -> Pick:
             chosen = shuffle.draw(rng)
             mismatch = (sum(sizes[at] for at in chosen) - target) / target
-            return Pick([names[at] for at in chosen], mismatch, feasible, inclusion, SIMULATED, single)
+            return Pick([names[at] for at in chosen], mismatch, feasible, inclusion, SIMULATED)
 
         found = [pick for pick in unrepeated(draw, count + 1) if frozenset(pick.layers) != matched]
         if not found:
