@@ -17,7 +17,7 @@ from toolkit.errors import InputError, closest
 from toolkit.interfaces import Law, Selector
 from toolkit.records.budget import Budget
 from toolkit.records.certificate import Certificate
-from toolkit.records.profile import Profile
+from toolkit.records.profile import PROFILE, Profile
 from toolkit.records.report import REPORT
 from toolkit.records.study import DEMO_MODEL, Analysis, Arm, Control, Headroom, Study, slug
 from toolkit.registry import registry
@@ -131,7 +131,6 @@ def compare(
 
 def _profile(folder: Path, model: str | os.PathLike[str], quantizers: list[str], progress: bool) -> Profile:
     """The profile of the model, in the folder's file, where `run` finds it."""
-    from toolkit.runs.results import PROFILE
     from toolkit.weights.profiling import fingerprint_of, profile
 
     path = folder / PROFILE

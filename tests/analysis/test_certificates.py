@@ -537,7 +537,7 @@ def test_nan_scores_mixed_models_and_other_profiles_give_no_certificate(folder, 
     with pytest.raises(InputError, match="whose weights have changed since"):
         certify(folder, tmp_path / "control.json")
     profile.unlink()
-    with pytest.raises(InputError, match=r"no file .*profile\.json"):
+    with pytest.raises(InputError, match=r"there is no profile\.json"):
         certify(folder, tmp_path / "control.json")
 
 

@@ -182,14 +182,14 @@ def test_missing_runs_are_named_and_the_rest_is_printed(builder):
     made.put(made.control("matched", "top-error", made.study.budgets[1], 7))
     data = summary(made.folder)
     assert data["missing"] == [
-        "the 16-bit reference run",
+        "the 16-bit reference",
         "arm top-error at layers=0.05",
-        "3 of 10 draws of control matched like top-error at layers=0.1",
-        "control matched like bottom-error at layers=0.2",
+        "3 of 10 draws of control matched of top-error at layers=0.1",
+        "control matched of bottom-error at layers=0.2",
     ]
     assert all(a["scores"]["python-topics"]["recovered"] is None for a in data["arms"])
     text = table(made.folder)
-    assert "Missing runs (4): the 16-bit reference run; arm top-error at layers=0.05;" in text
+    assert "Missing runs (4): the 16-bit reference; arm top-error at layers=0.05;" in text
     assert len(columns(text.split("**")[2].strip())) == 1 + 5
     for format in ("csv", "latex", "json"):
         assert "bottom-error" in table(made.folder, format)
@@ -537,7 +537,7 @@ def test_what_is_not_complete_is_compared_and_not_tested(builders, tmp_path):
     data = summary(made.folder)
     assert data["verdicts"] is None and "unlike numbers of draws" in data["untested"]
     assert [c["draws"] for c in data["arms"][0]["controls"]] == [4, 6, 3, 3, 3]
-    assert "2 of 6 draws of control matched like top-error at layers=0.1" in data["missing"]
+    assert "2 of 6 draws of control matched of top-error at layers=0.1" in data["missing"]
     for format in ("md", "csv", "latex", "json"):
         assert "top-error" in table(made.folder, format)
     assert "No claim is tested: " in table(made.folder) and "In sentences" not in table(made.folder)
@@ -552,7 +552,7 @@ def test_what_calibrates_is_missed(builders, tmp_path):
     for run in ("repeat--base", "sweep--quantize", "layers-0.1--top-error--anti-oracle"):
         shutil.rmtree(made.results / run)
     assert summary(made.folder)["missing"] == [
-        "the repeat of the base run",
+        "the base once more",
         "the quantize sweep",
         "anti-oracle of top-error at layers=0.1",
     ]

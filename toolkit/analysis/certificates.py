@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,9 @@ import pydantic_core
 from toolkit import __version__
 from toolkit.analysis import locks, reports
 from toolkit.analysis.evidence import Chance, Evidence, Judged, Room
+from toolkit.analysis.missing import missing
 from toolkit.analysis.reports import Results
-from toolkit.analysis.study_evidence import ANTI, ORACLE, evidence
+from toolkit.analysis.study_evidence import evidence
 from toolkit.analysis.verdicts import verdicts
 from toolkit.errors import InputError
 from toolkit.records.certificate import Certificate, CertifiedArm, CertifiedDraws, CertifiedRoom, tied
@@ -23,9 +24,6 @@ from toolkit.records.io import check_output, digest, read_bytes
 from toolkit.records.lock import LOCK, Lock
 from toolkit.records.profile import Profile
 from toolkit.records.report import Law, mask, unmask
-
-PROFILE = "profile.json"
-"""The profile, kept beside a study's runs."""
 
 
 def certify(study: str | os.PathLike[str], out: str | os.PathLike[str], *, partial: bool = False) -> Certificate:
@@ -51,19 +49,19 @@ def certify(study: str | os.PathLike[str], out: str | os.PathLike[str], *, parti
 
 def collected(results: Results, *, partial: bool = False) -> Certificate:
     """The sealed certificate of a study's results; the draws are not made again here."""
-    missing = list(lacking(results))
-    if missing and not partial:
+    lost = missing(results)
+    if lost and not partial:
         raise InputError(
-            f"{results.folder} lacks {len(missing)} runs of the study: {_listed(missing)}. `toolkit run` makes them; "
+            f"{results.folder} lacks {len(lost)} runs of the study: {_listed(lost)}. `toolkit run` makes them; "
             "--partial certifies without them, as exploratory"
         )
-    profile = _profile(results)
+    profile = reports.profile_of(results)
     found = evidence(results)
     hashes, heads = _read(results)
     status = locks.status(results)
     reasons = list(status.reasons)
-    if missing:
-        reasons.append(f"the study is incomplete, without {len(missing)} of its runs: {_listed(missing)}")
+    if lost:
+        reasons.append(f"the study is incomplete, without {len(lost)} of its runs: {_listed(lost)}")
     study = results.study.model_copy(
         update={"small": None, "texts": {name: Path(source).name for name, source in results.study.texts.items()}}
     )
@@ -74,7 +72,7 @@ def collected(results: Results, *, partial: bool = False) -> Certificate:
         texts=results.texts,
         lock=Lock.load(results.folder / LOCK) if status.hash is not None else None,
         exploratory=reasons,
-        missing=missing,
+        missing=lost,
         settings=results.settings,
         arms=[_arm(results, profile, judged) for judged in found.arms],
         controls=[
@@ -126,51 +124,9 @@ def _room(room: CertifiedRoom) -> Room:
     return Room(**{name: np.asarray(getattr(room, name), dtype=np.float64) for name in CertifiedRoom.model_fields})
 
 
-def lacking(results: Results) -> Iterator[str]:
-    """The runs that a study declares and that have left no report, in words."""
-    study = results.study
-    if results.base is None:
-        yield "the base reference"
-    if results.sixteen_bit is None:
-        yield "the 16-bit reference"
-    if study.repeat and results.repeat is None:
-        yield "the base once more"
-    for budget in results.budgets:
-        for arm in study.arms:
-            if (budget, arm.label) not in results.arms:
-                yield named(arm.label, budget)
-        for control in study.controls:
-            for label in study.likes(control):
-                if (budget, label, control.label) not in results.controls:
-                    yield named(label, budget, control.label)
-        if study.headroom is not None:
-            for label in study.headroom.arms or [arm.label for arm in study.arms]:
-                for name in (ORACLE, ANTI):
-                    if (budget, label, name) not in results.oracles:
-                        yield f"{name} of {label} at {budget}"
-
-
-def named(arm: str, budget: str | None, control: str | None = None) -> str:
-    """An arm, or a control of it, in words."""
-    of = f"control {control} of {arm}" if control is not None else f"arm {arm}"
-    return of if budget is None else f"{of} at {budget}"
-
-
 def _listed(items: list[str], most: int = 5) -> str:
     more = f", and {len(items) - most} more" if len(items) > most else ""
     return ", ".join(items[:most]) + more
-
-
-def _profile(results: Results) -> Profile:
-    """The profile beside the reports, which must be of the same weights and layers."""
-    path = results.folder / PROFILE
-    profile = Profile.load(path)
-    profile.expect(results.model, results.fingerprint, f"the reports in {results.folder}")
-    if results.layers is not None and tuple(profile.names) != results.layers:
-        raise InputError(
-            f"{path} lists {len(profile)} layers, and the reports tell of {len(results.layers)} (or others)"
-        )
-    return profile
 
 
 def _read(results: Results) -> tuple[dict[str, str], dict[str, dict[str, Any]]]:

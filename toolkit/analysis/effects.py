@@ -9,10 +9,10 @@ import numpy as np
 from toolkit.analysis.reports import Results
 from toolkit.errors import InputError
 from toolkit.records.profile import MEASURES, Profile
+from toolkit.records.report import QUANTIZE, RESTORE
 from toolkit.selection.similarity import spearman
 
-PROFILE = "profile.json"
-KINDS = {"restore": "restored to 16 bit, all others quantized", "quantize": "quantized, all others in 16 bit"}
+KINDS = {RESTORE: "restored to 16 bit, all others quantized", QUANTIZE: "quantized, all others in 16 bit"}
 
 
 @dataclass(frozen=True)
@@ -32,22 +32,6 @@ class Effects:
     correlation: float | None
 
 
-def profile_of(results: Results) -> Profile:
-    """The profile beside a study's runs.
-
-    Raises:
-        InputError: there is none, or it is of other weights or layers than the reports.
-    """
-    path = results.folder / PROFILE
-    if not path.exists():
-        raise InputError(f"there is no {PROFILE} in {results.folder}: the errors of the layers are not known")
-    profile = Profile.load(path)
-    profile.expect(results.model, results.fingerprint, f"the reports in {results.folder}")
-    if results.layers is not None and list(results.layers) != profile.names:
-        raise InputError(f"{path} has other layers than the reports in {results.folder}")
-    return profile
-
-
 def errors(profile: Profile, quantizer: str, measure: str = "mse") -> np.ndarray:
     """Each layer's error under a quantizer.
 
@@ -64,10 +48,10 @@ def effects(results: Results, error: np.ndarray) -> list[Effects]:
     found = []
     for text in results.texts:
         for kind in KINDS:
-            run, reference = results.sweeps.get(kind), results.base if kind == "restore" else results.sixteen_bit
+            run, reference = results.sweeps.get(kind), results.base if kind == RESTORE else results.sixteen_bit
             if run is None or run.draws is None or reference is None:
                 continue
-            sign = -1.0 if kind == "restore" else 1.0
+            sign = -1.0 if kind == RESTORE else 1.0
             values = sign * (run.draws.outcomes[text]["loss"] - reference.scores[text].loss)
             rho = float(spearman({"effect": values, "error": error})[0][1])
             found.append(Effects(kind, text, values, rho if rho == rho else None))

@@ -10,7 +10,7 @@ import numpy as np
 
 from toolkit.analysis import drawing, reports
 from toolkit.analysis.drawing import COLOURS, INK, LINE
-from toolkit.analysis.effects import KINDS, Effects, effects, errors, profile_of
+from toolkit.analysis.effects import KINDS, Effects, effects, errors
 from toolkit.analysis.reports import Results
 from toolkit.errors import InputError
 
@@ -43,7 +43,7 @@ def effects_figure(study: str | os.PathLike[str], out: str | os.PathLike[str], *
         raise InputError(
             f"{results.folder} holds no single-layer sweep; a study with `headroom` and `fit: sweep` makes one"
         )
-    profile = profile_of(results)
+    profile = reports.profile_of(results)
     base = results.study.base
     error = errors(profile, base, measure)
     found = effects(results, error)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from toolkit.analysis.reports import Results
+from toolkit.analysis.reports import Results, profile_of
 from toolkit.errors import InputError
 from toolkit.interfaces import RankingSelector
-from toolkit.records.profile import Profile
+from toolkit.records.profile import PROFILE
 from toolkit.registry import registry
 from toolkit.selection.similarity import jaccard, spearman
 
-PROFILE = "profile.json"
 MOST = 50
 """A matrix of more arms than this is read by nobody, and is left out."""
 
@@ -34,11 +33,9 @@ def likeness(results: Results) -> dict[str, Any]:
 
 
 def _scores(results: Results) -> dict[str, Any]:
-    path = results.folder / PROFILE
-    if not path.exists():
+    if not (results.folder / PROFILE).exists():
         return {"reason": f"there is no {PROFILE} beside the runs"}
-    profile = Profile.load(path)
-    profile.expect(results.model, results.fingerprint, f"the reports in {results.folder}")
+    profile = profile_of(results)
     keys = list(dict.fromkeys(arm.selector for arm in results.study.arms))
     if len(keys) > MOST:
         return {"reason": f"there are {len(keys)} selectors, and at most {MOST} are compared"}

@@ -14,12 +14,9 @@ import numpy as np
 from toolkit.analysis.report_file import OUTCOMES, Common, Draws, Run
 from toolkit.analysis.workers import read_reports
 from toolkit.errors import InputError, closest
-from toolkit.records.profile import Reference
-from toolkit.records.report import REPORT, Text
-from toolkit.records.study import Study, study_file
-
-STUDY_COPY = "study.json"
-"""The study as it ran, kept beside its runs."""
+from toolkit.records.profile import PROFILE, Profile, Reference
+from toolkit.records.report import REPORT, SIXTEEN_BIT, Text
+from toolkit.records.study import STUDY_COPY, Study, study_file
 
 
 class Mark(NamedTuple):
@@ -85,11 +82,27 @@ class Results:
         return next((r for r in self.references.values() if not _everything(r)), None)
 
 
+def profile_of(results: Results) -> Profile:
+    """The profile beside a study's runs.
+
+    Raises:
+        InputError: there is none, or it is of other weights or layers than the reports.
+    """
+    path = results.folder / PROFILE
+    if not path.exists():
+        raise InputError(f"there is no {PROFILE} in {results.folder}; `toolkit run` keeps it beside the reports")
+    profile = Profile.load(path)
+    profile.expect(results.model, results.fingerprint, f"the reports in {results.folder}")
+    if results.layers is not None and list(results.layers) != profile.names:
+        raise InputError(f"{path} has other layers than the reports in {results.folder}")
+    return profile
+
+
 def _everything(run: Run) -> bool:
     """Whether a reference run is the 16-bit one: it holds every layer, or carries that name."""
     if run.selection is not None:
         return len(run.selection.layers) == run.selection.of["layers"]
-    return run.arm == "16-bit"
+    return run.arm == SIXTEEN_BIT
 
 
 def locate(study: str | os.PathLike[str]) -> Path:

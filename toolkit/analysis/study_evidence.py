@@ -9,10 +9,8 @@ from toolkit.analysis.evidence import Chance, Evidence, Judged, Room
 from toolkit.analysis.report_file import Run
 from toolkit.analysis.reports import Results
 from toolkit.errors import InputError
+from toolkit.records.report import ANTI, ORACLE
 from toolkit.records.study import Control, split
-
-ORACLE, ANTI = "oracle-additive", "anti-oracle"
-"""The names under which a study's reference selections are reported."""
 
 
 def evidence(results: Results) -> Evidence:

@@ -7,12 +7,13 @@ import os
 from typing import Any
 
 from toolkit.analysis import entries, inference, locks, reports, windows
-from toolkit.analysis.effects import effects, errors, profile_of
+from toolkit.analysis.effects import effects, errors
 from toolkit.analysis.evidence import Judged
 from toolkit.analysis.likeness import likeness
+from toolkit.analysis.missing import missing
 from toolkit.analysis.report_file import Run
 from toolkit.analysis.reports import Results
-from toolkit.analysis.study_evidence import ANTI, ORACLE, evidence
+from toolkit.analysis.study_evidence import evidence
 from toolkit.errors import InputError
 from toolkit.records.report import Score
 
@@ -73,7 +74,7 @@ def summary(study: str | os.PathLike[str] | Results, *, paired: bool = False) ->
         "verdicts": verdicts,
         "untested": untested,
         "floor": floor,
-        "missing": _missing(results),
+        "missing": missing(results),
     }
     data["effects"] = _effects(results)
     data["likeness"] = likeness(results)
@@ -151,7 +152,7 @@ def _effects(results: Results) -> dict[str, Any] | None:
     if not results.sweeps:
         return None
     try:
-        error = errors(profile_of(results), results.study.base)
+        error = errors(reports.profile_of(results), results.study.base)
     except InputError as reason:
         return {"reason": str(reason)}
     found = effects(results, error)
@@ -185,45 +186,6 @@ def _paired(results: Results, run: Run) -> dict[str, Any]:
                 "windows": pair.windows,
             }
     return found
-
-
-def _missing(results: Results) -> list[str]:
-    """What the study declares and no report tells of."""
-    lost = []
-    if results.sixteen_bit is None:
-        lost.append("the 16-bit reference run")
-    if results.base is None:
-        lost.append("the base reference run")
-    if results.study.repeat and results.repeat is None:
-        lost.append("the repeat of the base run")
-    headroom = results.study.headroom
-    if headroom is not None and headroom.fit == "sweep":
-        lost += [f"the {kind} sweep" for kind in ("restore", "quantize") if kind not in results.sweeps]
-    for budget in results.budgets:
-        for arm in results.study.arms:
-            if (budget, arm.label) not in results.arms:
-                lost.append(f"arm {arm.label} at {budget}")
-            if headroom is not None and arm.label in (headroom.arms or [arm.label]):
-                for name in (ORACLE, ANTI):
-                    if (budget, arm.label, name) not in results.oracles:
-                        lost.append(f"{name} of {arm.label} at {budget}")
-        for control in results.study.controls:
-            for like in results.study.likes(control):
-                run = results.controls.get((budget, like, control.label))
-                if run is None:
-                    lost.append(f"control {control.label} like {like} at {budget}")
-                elif run.draws is not None and len(run.draws) < control.draws and not _exhausted(run):
-                    lost.append(
-                        f"{control.draws - len(run.draws)} of {control.draws} draws of control {control.label} like "
-                        f"{like} at {budget}"
-                    )
-    return lost
-
-
-def _exhausted(run: Run) -> bool:
-    """Whether the draws are all the subsets that the law holds."""
-    assert run.law is not None and run.draws is not None
-    return run.law.feasible_subsets is not None and len(run.draws) >= run.law.feasible_subsets
 
 
 def _notes(results: Results, data: dict[str, Any], of_comparisons: list[str]) -> list[str]:

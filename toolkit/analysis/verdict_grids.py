@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from toolkit.analysis.grid import NOTHING, Grid, count, probability, share, signed
-
-CANNOT = "this study cannot rank selectors"
+from toolkit.analysis.headroom import CANNOT_RANK
 
 
 def grids(data: dict[str, Any]) -> list[Grid]:
@@ -91,7 +90,7 @@ def _headroom(data: dict[str, Any]) -> Grid:
     rows = []
     found = sorted(data["verdicts"]["headroom"], key=lambda item: data_order(data, item["budget"]))
     for item in found:
-        losses = item.get("losses", item)
+        losses = item["losses"]
         separated = item["separated"]
         bounds = None if item["low"] is None or item["high"] is None else (item["low"], item["high"])
         anti = item["anti_test"]["separated"]
@@ -105,7 +104,7 @@ def _headroom(data: dict[str, Any]) -> Grid:
                 *(f"{losses[name]:.4f}" for name in ("chance", "arm", "oracle")),
                 f"{losses['anti']:.4f}" + ("" if anti else " (not separated)"),
                 probability(item["oracle_test"]["p"]),
-                "separated" if separated else CANNOT,
+                "separated" if separated else CANNOT_RANK,
                 NOTHING if item["sd_over_sets"] is None else f"{item['sd_over_sets']:.4f}",
                 NOTHING if item["se_over_text"] is None else f"{item['se_over_text']:.4f}",
             ]

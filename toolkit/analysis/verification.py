@@ -16,8 +16,9 @@ from pathlib import Path
 from toolkit import __version__
 from toolkit.analysis import locks, methods, reports
 from toolkit.analysis.agreement import TOLERANCE, Agreement, short
-from toolkit.analysis.certificates import collected, evidence_of, named, scored
+from toolkit.analysis.certificates import collected, evidence_of, scored
 from toolkit.analysis.draw_check import draw_complaints, law_complaints
+from toolkit.analysis.missing import named
 from toolkit.analysis.regeneration import Regeneration
 from toolkit.analysis.verdicts import verdicts
 from toolkit.errors import InputError

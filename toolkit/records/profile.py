@@ -11,6 +11,9 @@ from pydantic import Field, model_validator
 from toolkit.errors import InputError, closest
 from toolkit.records.io import File, Record, digest
 
+PROFILE = "profile.json"
+"""The profile, kept beside a study's runs."""
+
 MEASURES = ("mse", "mae", "relative", "max")
 
 

@@ -15,6 +15,13 @@ from toolkit.records.selection import Selection
 REPORT = "report.json"
 ROWS = "rows.jsonl.gz"
 
+SIXTEEN_BIT, BASE = "16-bit", "base"
+"""The reference runs: every layer protected, and none."""
+RESTORE, QUANTIZE = "restore", "quantize"
+"""The sweeps: each layer alone restored to 16 bit, and each alone quantized."""
+ORACLE, ANTI = "oracle-additive", "anti-oracle"
+"""The reference selections: the best and the worst set at an arm's memory, as far as effects add up."""
+
 
 class Score(Record):
     """One evaluation of one text: sums over all scored tokens, divided by their number.

@@ -15,6 +15,9 @@ from toolkit.records.budget import TEXT, Budget
 from toolkit.records.io import File, Record, digest, parse, read_yaml
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._@+-]*$"
+STUDY_COPY = "study.json"
+"""The study as it ran, kept beside its runs."""
+
 OUTCOMES = ("loss", "kl")
 DEMO_MODEL = "demo"
 """The model id that stands for the embedded demo model."""

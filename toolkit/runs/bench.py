@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from toolkit.errors import InputError, RunError
-from toolkit.records.profile import Profile
+from toolkit.records.profile import PROFILE, Profile
 from toolkit.records.study import Study
 from toolkit.runs import results
 from toolkit.runs.evaluation import Evaluation, window_scores
@@ -68,7 +68,7 @@ class Bench:
         names = [layer.name for layer in layers_of(model)]
         if names != profile.names:
             raise InputError(
-                f"{results.PROFILE} lists {len(profile)} layers, and the model has {len(names)} (or others): remove "
+                f"{PROFILE} lists {len(profile)} layers, and the model has {len(names)} (or others): remove "
                 "that file from the results folder to have it made anew"
             )
         self.device = device

@@ -16,18 +16,11 @@ from toolkit.errors import InputError
 from toolkit.interfaces import Law, Selector
 from toolkit.records.budget import Budget
 from toolkit.records.profile import Profile
-from toolkit.records.report import Role
+from toolkit.records.report import ANTI, BASE, ORACLE, QUANTIZE, RESTORE, SIXTEEN_BIT, Role
 from toolkit.records.selection import Selection
 from toolkit.records.study import Arm, Control, Study, slug
 from toolkit.registry import registry
 from toolkit.selection.select import chains, draws, select
-
-SIXTEEN_BIT = "16-bit"
-BASE = "base"
-RESTORE = "restore"
-QUANTIZE = "quantize"
-ORACLE = "oracle-additive"
-ANTI = "anti-oracle"
 
 
 @dataclasses.dataclass(frozen=True)

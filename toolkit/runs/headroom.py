@@ -21,7 +21,7 @@ import numpy as np
 from toolkit.errors import InputError
 from toolkit.records import rows
 from toolkit.records.profile import Profile
-from toolkit.records.report import REPORT, Report, Text
+from toolkit.records.report import BASE, ORACLE, REPORT, RESTORE, Report, Text
 from toolkit.records.selection import Selection
 from toolkit.records.study import Study, slug, split
 from toolkit.runs import design
@@ -32,7 +32,7 @@ def needs(study: Study, run: design.Run) -> list[str]:
     """The runs whose results a reference selection is fitted on, by name."""
     assert study.headroom is not None
     if study.headroom.fit == "sweep":
-        return [f"reference--{design.BASE}", f"sweep--{design.RESTORE}"]
+        return [f"reference--{BASE}", f"sweep--{RESTORE}"]
     return [f"{slug(str(run.budget))}--{run.arm}--{study.analysis.control}"]
 
 
@@ -56,7 +56,7 @@ class Fit:
             fit = self._from_sweep if self._study.headroom.fit == "sweep" else self._from_draws
             self._gains[sources] = fit(*sources)
         gains = self._gains[sources]
-        wanted = gains if run.control == design.ORACLE else [-gain for gain in gains]
+        wanted = gains if run.control == ORACLE else [-gain for gain in gains]
         try:
             return effects.reference_selection(
                 self._profile, wanted, run.like, self._study.headroom.within, run.control

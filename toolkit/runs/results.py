@@ -21,12 +21,10 @@ from toolkit.errors import InputError, RunError
 from toolkit.records import rows
 from toolkit.records.io import atomic, digest, read_bytes, read_json, write_json
 from toolkit.records.report import REPORT, Report, Rows
-from toolkit.records.study import Study
+from toolkit.records.study import STUDY_COPY, Study
 from toolkit.runs.evaluation import WindowScore
 
 SETTINGS = "settings.json"
-STUDY = "study.json"
-PROFILE = "profile.json"
 PARTIAL = "draws.partial.jsonl"
 
 Outcome = dict[str, list[WindowScore]]
@@ -108,7 +106,7 @@ def same_study(folder: Path, study: Study) -> None:
     Raises:
         InputError: the results there belong to another study or form, or another analysis was declared.
     """
-    path = folder / STUDY
+    path = folder / STUDY_COPY
     # A text's file is named as in the reports: results may be published, and folders are the user's own.
     study = study.model_copy(update={"texts": {name: Path(source).name for name, source in study.texts.items()}})
     if path.exists():

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from toolkit.errors import InputError
-from toolkit.records.profile import Profile
-from toolkit.records.report import Report
+from toolkit.records.profile import PROFILE, Profile
+from toolkit.records.report import SIXTEEN_BIT, Report
 from toolkit.records.study import Study
 from toolkit.runs import design, headroom, locking, reporting, results
 from toolkit.runs import texts as reading
@@ -109,7 +109,7 @@ class _Runner:
         """The profile in the folder, where it is of this model and measured what is needed; else a new one."""
         from toolkit.weights.profiling import fingerprint_of, profile
 
-        path = self.folder / results.PROFILE
+        path = self.folder / PROFILE
         wanted = design.quantizers(self.study)
         if path.exists():
             kept = Profile.load(path)
@@ -229,7 +229,7 @@ class _Runner:
     ) -> None:
         """Measure one run and write its report; the draws of a run of many are kept on disk as they come."""
         labels, threads, recomputed = [], None, bench.recomputed
-        if run.arm == design.SIXTEEN_BIT and run.role == "reference":
+        if run.arm == SIXTEEN_BIT and run.role == "reference":
             outcomes = [reference]
             bar.step(run.name)
         elif run.role == "repeat":
