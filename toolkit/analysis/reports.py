@@ -34,8 +34,7 @@ class Results:
     Attributes:
         references: arm name → run, of the reference runs.
         arms: (budget, arm) → run.
-        controls: (budget, arm, control) → run; the draws of several reports of one control are put together, in
-            the order of their numbers.
+        controls: (budget, arm, control) → run; the draws of several reports of one control are put together.
         sweeps: `restore` or `quantize` → run, whose draw i is layer i alone.
         oracles: (budget, arm, name) → run of a reference selection at the arm's memory.
         repeat: the base run once more, otherwise computed.
@@ -254,11 +253,12 @@ def _joined(group: list[Run]) -> Run:
             raise InputError(
                 f"{first.path} and {run.path} hold draws of one control under different laws; they are not put together"
             )
-    if first.law.chain or first.law.shared:  # a set may come up twice, a numbered draw may not
+    families = first.law.chain or first.law.shared
+    if families:  # a set may come up twice, a numbered draw may not
         _numbered(group)
     else:
         _distinct(group)
-    return first if len(group) == 1 else replace(first, draws=_together(group), rows=None)
+    return first if len(group) == 1 else replace(first, draws=_together(group, families), rows=None)
 
 
 def _numbered(group: list[Run]) -> None:
@@ -288,17 +288,22 @@ def _distinct(group: list[Run]) -> None:
             )
 
 
-def _together(group: list[Run]) -> Draws:
+def _together(group: list[Run], families: bool) -> Draws:
+    """The draws of several reports; by their numbers where those go together with others, else as they come."""
     draws = [run.draws for run in group if run.draws is not None]
-    order = np.argsort(np.concatenate([d.index for d in draws]), kind="stable")
-    masks = " ".join(d.masks for d in draws).split(" ")
+    index = np.concatenate([d.index for d in draws])
+    order = np.argsort(index, kind="stable") if families else slice(None)
+    masks = " ".join(d.masks for d in draws)
+    if families:
+        apart = masks.split(" ")
+        masks = " ".join([apart[at] for at in order])
 
     def column(values: Iterable[np.ndarray]) -> np.ndarray:
         return np.concatenate(list(values))[order]
 
     return Draws(
         index=column(d.index for d in draws),
-        masks=" ".join([masks[at] for at in order]),
+        masks=masks,
         layers=column(d.layers for d in draws),
         parameters=column(d.parameters for d in draws),
         bytes=column(d.bytes for d in draws),
