@@ -88,7 +88,10 @@ def test_other_weights_and_texts_are_found(study):
     edit(study.results / "lock.json", fingerprint="cd" * 32, texts=texts)
     reasons = " | ".join(status(study).reasons)
     assert "fingerprint abababababab, and cdcdcdcdcdcd" in reasons
-    assert "text 'python-topics' is not the one that was locked" in reasons and "no report is of it" in reasons
+    assert (
+        "text 'python-topics' is not the one that was locked" in reasons
+        and "text 'wikitext2' was locked, and is not there" in reasons
+    )
 
 
 def test_a_text_that_was_not_locked_is_found(study):

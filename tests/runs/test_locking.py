@@ -109,10 +109,13 @@ def test_without_a_lock_results_are_exploratory(study, capsys):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"analysis": {"control": "matched", "level": 0.01}}, r"the analysis was changed \(level 0.05, now 0.01\)"),
-        ({"seed": 3}, r"the study was changed \(its arms, controls, texts, seed or settings\)"),
+        (
+            {"analysis": {"control": "matched", "level": 0.01}},
+            "the analysis was changed after it was locked: level was 0.05 and is now 0.01",
+        ),
+        ({"seed": 3}, r"the study was changed after it was locked \(its arms, controls, texts, seed or settings\)"),
         ({"controls": [STUDY["controls"][0] | {"draws": 3}]}, "the study was changed"),
-        ({"name": "other"}, "study was 'sealed' and is now 'other'"),
+        ({"name": "other"}, r"lock\.json is of study 'sealed' \(full form\), and this is 'other'"),
     ],
 )
 def test_a_changed_study_is_exploratory_and_never_locked_anew(study, capsys, changes, message):
@@ -133,7 +136,7 @@ def test_a_changed_text_is_exploratory(study, tmp_path, capsys):
     other.write_text("zyx" * 700)
     folder = run(study(), texts={"letters": str(other)})
     assert set(carried(folder).values()) == {None}
-    assert "exploratory: text 'letters' was " in capsys.readouterr().err
+    assert "exploratory: text 'letters' is not the one that was locked" in capsys.readouterr().err
 
 
 def test_the_same_text_and_model_in_other_folders_stay_locked(study, tmp_path, checkpoints, text_file):
@@ -156,7 +159,7 @@ def test_changed_weights_are_exploratory(study, tmp_path, checkpoints, capsys):
     save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
     folder = run(study(), model=model)
     assert set(carried(folder).values()) == {None}
-    assert "exploratory: the weights were " in capsys.readouterr().err
+    assert "exploratory: the weights are not those that were locked" in capsys.readouterr().err
 
 
 def test_changed_code_is_exploratory_from_there_on(study, monkeypatch, measurements, capsys):

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import datetime
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from toolkit.errors import InputError
-from toolkit.records.lock import LOCK, Lock
-from toolkit.records.study import Study
+from toolkit.records.lock import LOCK, Lock, differences
 
 if TYPE_CHECKING:
     from toolkit.analysis.reports import Mark, Results
@@ -57,37 +56,6 @@ def status(results: Results) -> Status:
         *_younger(lock, results.marks),
     ]
     return Status(not reasons, tuple(reasons), found)
-
-
-def differences(lock: Lock, study: Study, fingerprint: str, texts: Mapping[str, str]) -> Iterator[str]:
-    """What a lock declares otherwise than the study, weights and texts (name → SHA-256) of results, in words."""
-    if (lock.study, lock.form) != (study.name, study.form):
-        yield (
-            f"{LOCK} is of study {lock.study!r} ({lock.form} form), and the results are of {study.name!r} "
-            f"({study.form} form)"
-        )
-    if lock.analysis != study.analysis:
-        old, new = lock.analysis.model_dump(mode="json"), study.analysis.model_dump(mode="json")
-        changed = ", ".join(f"{k} was {old[k]!r} and is now {new[k]!r}" for k in old if old[k] != new[k])
-        yield f"the analysis was changed after it was locked: {changed}"
-    elif lock.declaration != study.declaration:
-        yield (
-            f"the study was changed after it was locked: its declaration has hash {study.declaration[:12]}, and "
-            f"{lock.declaration[:12]} was locked"
-        )
-    if lock.fingerprint != fingerprint:
-        yield (
-            f"the weights are not those that were locked: fingerprint {fingerprint[:12]}, and "
-            f"{lock.fingerprint[:12]} ({lock.model}) was locked"
-        )
-    for name in sorted(lock.texts.keys() | texts.keys()):
-        locked, found = lock.texts.get(name), texts.get(name)
-        if locked is None:
-            yield f"text {name!r} was not locked"
-        elif found is None:
-            yield f"text {name!r} was locked, and no report is of it"
-        elif locked != found:
-            yield f"text {name!r} is not the one that was locked: SHA-256 {found[:12]}, and {locked[:12]} was locked"
 
 
 def _carried(lock: str, marks: Iterable[Mark]) -> Iterator[str]:

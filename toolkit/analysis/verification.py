@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from toolkit import __version__
-from toolkit.analysis import locks, methods, reports
+from toolkit.analysis import methods, reports
 from toolkit.analysis.agreement import TOLERANCE, Agreement, short
 from toolkit.analysis.certificates import collected, evidence_of, scored
 from toolkit.analysis.draw_check import draw_complaints, law_complaints
@@ -24,6 +24,7 @@ from toolkit.analysis.verdicts import verdicts
 from toolkit.errors import InputError
 from toolkit.records.certificate import Certificate, CertifiedArm, CertifiedDraws, render, seal_of
 from toolkit.records.io import read_bytes, read_json
+from toolkit.records.lock import differences
 from toolkit.records.report import REPORT, mask
 
 SHOWN = 5
@@ -221,7 +222,7 @@ def _locked(certificate: Certificate) -> Iterator[str]:
         return
     texts = {name: text.sha256 for name, text in certificate.texts.items()}
     profile = certificate.profile
-    for reason in locks.differences(certificate.lock, certificate.study, profile.fingerprint, texts):
+    for reason in differences(certificate.lock, certificate.study, profile.fingerprint, texts):
         if reason not in certificate.exploratory:
             yield reason
 

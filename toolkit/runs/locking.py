@@ -18,7 +18,7 @@ from pathlib import Path
 
 import toolkit
 from toolkit.errors import InputError
-from toolkit.records.lock import LOCK, Lock
+from toolkit.records.lock import LOCK, Lock, differences
 from toolkit.records.report import REPORT
 from toolkit.records.study import Study
 from toolkit.registry import registry
@@ -70,7 +70,7 @@ def lock(
     path = what.folder / LOCK
     with results.locked(what.folder):
         if path.exists():
-            differing = differences(Lock.load(path), made)
+            differing = list(differences(Lock.load(path), declared, made.fingerprint, made.texts, made.code))
             if differing:
                 raise InputError(
                     f"{path} locks something else: {'; '.join(differing)}. A lock is never replaced: use --out for "
@@ -107,44 +107,8 @@ def standing(folder: Path, study: Study, fingerprint: str, texts: Mapping[str, s
         found = Lock.load(path)
     except InputError as error:
         return None, [str(error)]
-    now = found.model_copy(
-        update={
-            "study": study.name,
-            "form": study.form,
-            "analysis": study.analysis,
-            "declaration": study.declaration,
-            "code": code(study),
-            "fingerprint": fingerprint,
-            "texts": dict(texts),
-        }
-    )
-    differing = differences(found, now)
+    differing = list(differences(found, study, fingerprint, texts, code(study)))
     return (None, differing) if differing else (found.hash, [])
-
-
-def differences(old: Lock, new: Lock) -> list[str]:
-    """What two locks say differently, but for the model's name, which the weights stand for, and the time."""
-    found = []
-    for key in ("study", "form"):
-        if getattr(old, key) != getattr(new, key):
-            found.append(f"{key} was {getattr(old, key)!r} and is now {getattr(new, key)!r}")
-    was, now = old.analysis.model_dump(mode="json"), new.analysis.model_dump(mode="json")
-    changed = [f"{key} {was[key]!r}, now {now[key]!r}" for key in was if was[key] != now[key]]
-    if changed:
-        found.append(f"the analysis was changed ({'; '.join(changed)})")
-    elif old.declaration != new.declaration:
-        found.append("the study was changed (its arms, controls, texts, seed or settings)")
-    if old.fingerprint != new.fingerprint:
-        found.append(f"the weights were {old.fingerprint[:12]} and are now {new.fingerprint[:12]}")
-    for what, a, b in (("text", old.texts, new.texts), ("code", old.code, new.code)):
-        for name in sorted(a.keys() | b.keys()):
-            if a.get(name) != b.get(name):
-                found.append(f"{what} {name!r} was {_short(a.get(name))} and is now {_short(b.get(name))}")
-    return found
-
-
-def _short(value: str | None) -> str:
-    return "absent" if value is None else value[:12]
 
 
 def code(study: Study) -> dict[str, str]:
