@@ -103,7 +103,7 @@ def compare(
         raise InputError(f"asked for {draws} draws of each law; at least 1 is needed")
     limits = [b if isinstance(b, Budget) else Budget.parse(b) for b in budgets]
     declared = _declared(control)
-    needed = [registry.make("quantizer", key).key for key in dict.fromkeys([base, *_quantizers(made)])]
+    needed = [registry.make("quantizer", key).key for key in dict.fromkeys([base, *made.quantizers])]
     laws = _with_draws(made, _profile(folder, model, needed, progress), limits, declared)
     study = declaration(
         made,
@@ -210,12 +210,6 @@ def declaration(
         analysis=Analysis(control=claimed.label, level=level, test="joint" if claimed.chain else "each"),
         **settings,
     )
-
-
-def _quantizers(selector: Selector) -> list[str]:
-    """The quantizer that the selector's option names, if any: `toolkit.runs.design.quantizers` reads it alike."""
-    wanted = selector.options.get("quantizer")
-    return [wanted] if isinstance(wanted, str) and wanted else []
 
 
 def standard_laws() -> list[Law]:

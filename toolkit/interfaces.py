@@ -13,6 +13,7 @@ import json
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal
 from random import Random
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -251,6 +252,11 @@ class Selector(Component):
     needs_like: ClassVar[bool] = False
     needs_budget: ClassVar[bool] = True
 
+    @property
+    def quantizers(self) -> tuple[str, ...]:
+        """Keys of the quantizers whose errors or bytes it reads from the profile; a study has these measured."""
+        return ()
+
     @abstractmethod
     def select(
         self, profile: Profile, budget: Budget | None, rng: Random, like: Selection | None
@@ -291,6 +297,10 @@ class Law(Selector):
     `chains`.
 
     Attributes:
+        match: what each draw holds as much of as the matched selection: `parameters`, `bytes`, `extra-bytes`,
+            `adapter-parameters`, or `layers` where it is their number alone. An option of that name sets it.
+        within: how far a draw's total may be off, as a fraction of the matched one; None where nothing is promised.
+            An option of that name sets it.
         shared: draw i is one random change of all layers (a permutation), whatever is matched: its stream then
             does not depend on the matched selection, so that draw i of several selections, or of several
             budgets, goes together. A set may then come up twice.
@@ -298,6 +308,8 @@ class Law(Selector):
 
     random = True
     needs_like = True
+    match: ClassVar[str] = "parameters"
+    within: ClassVar[Decimal | None] = None
     shared: ClassVar[bool] = False
 
     @property

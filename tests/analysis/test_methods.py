@@ -31,7 +31,7 @@ def test_the_paragraph_states_what_was_done(certified, certificate):
         "matched (random-matched), 9 nested families over 2 budgets for each arm, parameters matched to within 0.1%",
         "permuted (random-permuted), 9 random changes shared by all arms and budgets",
         "with the arm's roles and thirds held",
-        "count-matched (random-count), 7 draws for top-error, no tolerance on parameters",
+        "count-matched (random-count), 7 draws for top-error, layers matched exactly",
         "the mean over budgets of the gap divided by the standard deviation was ranked among whole families",
         "one-sided (lower is better), p = (1 + draws at least as good)/(draws + 1)",
         "Holm's correction over the family of 4 claims at level 0.05; 9 draws give no p below 0.1 (corrected, 0.4)",

@@ -139,7 +139,7 @@ def test_a_wider_tolerance_that_the_law_declares_is_no_flaw(builder):
     off = [d.model_copy(update={"parameters": arm.parameters * 101 // 100}) for d in report.draws]
     made.put(report.model_copy(update={"draws": off}))
     assert not summary(made.folder)["arms"][0]["controls"][0]["matched"]
-    law = report.law.model_copy(update={"options": {"within": "0.01"}})
+    law = report.law.model_copy(update={"within": 0.01})
     made.put(report.model_copy(update={"draws": off, "law": law}))
     assert summary(made.folder)["arms"][0]["controls"][0]["matched"]
 

@@ -13,19 +13,16 @@ from toolkit.analysis.joint import joint
 from toolkit.errors import InputError, closest
 
 TOLERANCE = 0.001
-"""Draws whose parameters lie further than this from their arm's do not hold its memory, unless their law says with
-an option `within` that a wider window was asked for, or matches another quantity (option `match`)."""
+"""Draws whose parameters lie further than this from their arm's do not hold its memory, where their law promises no
+tolerance of its own."""
 
 
 def matched(chance: Chance) -> bool:
     """Whether the draws hold the arm's memory, in the quantity that their law matches."""
-    options = chance.law.options
-    if options.get("match", "parameters") != "parameters":
+    law = chance.law
+    if law.match not in (None, "parameters", "layers"):
         return True
-    try:
-        tolerance = max(float(options.get("within", TOLERANCE)), 0.0)
-    except (TypeError, ValueError):  # a stranger's option of that name means something else
-        tolerance = TOLERANCE
+    tolerance = TOLERANCE if law.within is None or law.match == "layers" else law.within
     return abs(chance.mismatch[1]) <= tolerance * (1 + 1e-9)
 
 

@@ -10,11 +10,11 @@ import numpy as np
 
 from toolkit.analysis.regeneration import Regeneration, together
 from toolkit.analysis.study_evidence import largest
-from toolkit.interfaces import Law, Selector
 from toolkit.records.certificate import CertifiedDraws, tied
 from toolkit.records.selection import Selection
 from toolkit.records.study import Control
 from toolkit.registry import registry
+from toolkit.selection import laws
 
 SEARCHES = 200
 """Draws out of place that are looked for among all others; past that, the control as a whole is another."""
@@ -105,11 +105,9 @@ def law_complaints(
 ) -> Iterator[str]:
     """What of a control's law, counts and mismatch is not what the profile gives."""
     first = expected[0]
-    selector: Selector = registry.make("selector", declared.selector)
     law, family = item.law, together(declared)
-    inclusion: dict[str, float] = {}
-    for row, p in zip(made.profile.layers, first.inclusion or [], strict=False):
-        inclusion[row.role] = inclusion.get(row.role, 0.0) + p
+    roles = None if law.expected is None or first.inclusion is None else laws.expected(first.inclusion, made.profile)
+    own = laws.declared(registry.make("selector", declared.selector))
     off = np.array([selection.parameters for selection in expected], dtype=np.int64) / like.parameters - 1
     facts = [
         ("selector", law.selector, first.selector),
@@ -118,11 +116,10 @@ def law_complaints(
         ("feasible subsets", law.feasible_subsets, first.feasible_subsets),
         ("inclusion", law.inclusion, first.inclusion),
         ("inclusion draws", law.inclusion_draws, first.inclusion_draws),
-        ("expected count per role", law.expected, inclusion if law.expected is not None else None),
+        ("expected count per role", law.expected, roles),
         ("single total", law.single_total, first.single_total),
-        ("holds", law.holds, list(selector.holds) if isinstance(selector, Law) else []),
         ("chain", law.chain, family),
-        ("shared", law.shared, isinstance(selector, Law) and selector.shared),
+        *((key, getattr(law, key), given) for key, given in own.items()),
         ("family", item.family, list(made.budgets) if family else None),
         ("mismatch", item.mismatch, {"mean": float(off.mean()), "largest": largest(off)}),
     ]

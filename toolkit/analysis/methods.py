@@ -67,9 +67,10 @@ def _law(certificate: Certificate, control: Control) -> str:
     if not items:
         return f"{control.label}, which has no results here{end}"
     law = items[0].law
-    what = str(law.options.get("match", "parameters"))
-    within = law.options.get("within")
-    matched = f"{what} matched to within {_percent(float(within))}" if within is not None else f"no tolerance on {what}"
+    what = law.match or "parameters"
+    matched = f"no tolerance on {what}"
+    if law.within is not None:
+        matched = f"{what} matched to within {_percent(law.within)}" if law.within else f"{what} matched exactly"
     holds = f", with the arm's {_and(law.holds)} held" if law.holds else ""
     named = control.label if control.label == law.selector else f"{control.label} ({law.selector})"
     return (

@@ -15,13 +15,13 @@ from pydantic import ValidationError
 from toolkit.analysis.entries import roles
 from toolkit.analysis.workers import shared_out
 from toolkit.errors import InputError, closest
-from toolkit.interfaces import Law as LawComponent
 from toolkit.records.budget import Budget
 from toolkit.records.io import read_bytes
 from toolkit.records.report import Law
 from toolkit.records.selection import Selection
 from toolkit.records.study import slug
 from toolkit.registry import registry
+from toolkit.selection.laws import declared
 
 SHARE = 2500
 """A worker is started for every so many selection files."""
@@ -246,20 +246,17 @@ def _law(draws: Sequence[Chosen], key: tuple[str, str, str]) -> Law:
     """What the draws tell of their law; what it holds and whether it is shared, its component does."""
     one = draws[0]
     try:
-        law = registry.make("selector", one.selector)
+        facts = declared(registry.make("selector", one.selector))
     except InputError:  # a plug-in that is not installed here: what its draws hold is not known
-        law = None
-    law = law if isinstance(law, LawComponent) else None
-    shared = law is not None and law.shared
+        facts = {}
     return Law(
         selector=one.selector,
         options=one.options,
         like=key[0][:12],
-        holds=list(law.holds) if law is not None else [],
-        chain=one.chain is not None or shared,
-        shared=shared,
+        chain=one.chain is not None or facts.get("shared", False),
         feasible_subsets=one.feasible_subsets,
         inclusion=None if one.inclusion is None else list(one.inclusion),
         inclusion_draws=one.inclusion_draws,
         single_total=one.single_total,
+        **facts,
     )

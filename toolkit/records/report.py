@@ -74,6 +74,8 @@ class Law(Record):
     selector: str
     options: dict[str, Any]
     like: str = Field(description="the arm that the draws are matched to")
+    match: str | None = Field(default=None, description="the quantity held equal; null: not stated")
+    within: float | None = Field(default=None, description="its tolerance, a fraction; null: none is promised")
     holds: list[str] = Field(default=[], description="what each draw shares with the arm besides its total")
     chain: bool = Field(default=False, description="draw i of every budget belongs to one family")
     shared: bool = Field(default=False, description="draw i of every arm is one random change of all layers")

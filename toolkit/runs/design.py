@@ -53,12 +53,10 @@ class Run:
 
 
 def quantizers(study: Study) -> list[str]:
-    """Keys of the quantizers that the profile must measure: the base's, and any that a selector's option names."""
+    """Keys of the quantizers that the profile must measure: the base's, and those that a selector reads."""
     keys = [registry.make("quantizer", study.base).key]
     for key in [arm.selector for arm in study.arms] + [control.selector for control in study.controls]:
-        wanted = registry.make("selector", key).options.get("quantizer")
-        if isinstance(wanted, str) and wanted:
-            keys.append(registry.make("quantizer", wanted).key)
+        keys += [registry.make("quantizer", wanted).key for wanted in registry.make("selector", key).quantizers]
     return list(dict.fromkeys(keys))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from toolkit import interfaces
 from toolkit.records.plan import Plan
 from toolkit.records.profile import Profile
 from toolkit.records.report import Draw, Law, Provenance, Report, Rows, Text, mask
@@ -12,6 +11,7 @@ from toolkit.records.study import Study
 from toolkit.registry import registry
 from toolkit.runs import design, results
 from toolkit.runs.evaluation import total
+from toolkit.selection.laws import declared, expected
 
 
 def masks(run: design.Run, profile: Profile) -> list[str]:
@@ -70,33 +70,20 @@ def report(
 
 
 def law(run: design.Run, profile: Profile) -> Law:
-    """What a control's draws come from.
-
-    `expected` is role → Σ of the inclusion probabilities of its layers: how many of them a draw holds on average.
-    """
+    """What a control's draws come from."""
     first = run.selections[0]
-    selector = registry.make("selector", first.selector)
-    stated = isinstance(selector, interfaces.Law)
     return Law(
         selector=first.selector,
         options=first.options,
         like=run.arm,
-        holds=list(selector.holds) if stated else [],
         chain=run.chain,
-        shared=stated and selector.shared,
         feasible_subsets=first.feasible_subsets,
         inclusion=first.inclusion,
         inclusion_draws=first.inclusion_draws,
-        expected=None if first.inclusion is None else _expected(first.inclusion, profile),
+        expected=None if first.inclusion is None else expected(first.inclusion, profile),
         single_total=first.single_total,
+        **declared(registry.make("selector", first.selector)),
     )
-
-
-def _expected(inclusion: Sequence[float], profile: Profile) -> dict[str, float]:
-    found: dict[str, float] = {}
-    for layer, probability in zip(profile.layers, inclusion, strict=True):
-        found[layer.role] = found.get(layer.role, 0.0) + probability
-    return found
 
 
 def _draws(run: design.Run, outcomes: Sequence[results.Outcome], profile: Profile) -> list[Draw]:

@@ -1,12 +1,13 @@
-"""Laws of chance whose sets are counted: a uniform draw is a uniform number."""
+"""Laws of chance whose sets are counted, where a uniform draw is a uniform number; and what a law says of itself."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
 from random import Random
+from typing import Any
 
-from toolkit.interfaces import Law, Pick
+from toolkit.interfaces import Law, Pick, Selector
 from toolkit.records.budget import Budget
 from toolkit.records.profile import Profile
 from toolkit.records.selection import Selection
@@ -39,3 +40,24 @@ class CountedLaw(Law):
         if not self.nests:
             return super().chains(profile, likes, rng, count)
         return self.families(profile, likes).draws(rng, count)
+
+
+def declared(selector: Selector) -> dict[str, Any]:
+    """What a law says of its draws, by the names of `toolkit.records.report.Law`; nothing where it is no law."""
+    if not isinstance(selector, Law):
+        return {}
+    within = selector.within
+    return {
+        "match": selector.match,
+        "within": None if within is None else float(within),
+        "holds": list(selector.holds),
+        "shared": selector.shared,
+    }
+
+
+def expected(inclusion: Sequence[float], profile: Profile) -> dict[str, float]:
+    """Role → Σ of its layers' probabilities of being drawn: how many of them a draw holds on average."""
+    found: dict[str, float] = {}
+    for layer, probability in zip(profile.layers, inclusion, strict=True):
+        found[layer.role] = found.get(layer.role, 0.0) + probability
+    return found

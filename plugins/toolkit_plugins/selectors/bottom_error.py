@@ -27,6 +27,11 @@ class BottomError(RankingSelector):
     quantizer: str = "nf4"
     measure: Literal["mse", "mae", "relative", "max"] = "mse"
 
+    @property
+    def quantizers(self) -> tuple[str, ...]:
+        """The one whose errors are ranked."""
+        return (self.quantizer,)
+
     def score(self, profile: Profile) -> Sequence[float]:
         """−ε of each layer."""
         return [-error for error in profile.errors(self.quantizer, self.measure)]

@@ -25,6 +25,8 @@ class DepthMatched(CountedLaw):
     """
 
     name = "depth-matched"
+    match = "layers"
+    within = Decimal(0)
 
     @property
     def holds(self) -> tuple[str, ...]:

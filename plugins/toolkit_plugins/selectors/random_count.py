@@ -33,6 +33,8 @@ class RandomCount(CountedLaw):
     """
 
     name = "random-count"
+    match = "layers"
+    within = Decimal(0)
     needs_like = False
 
     rounding: Literal["ceil", "floor"] = "ceil"

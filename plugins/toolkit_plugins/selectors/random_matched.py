@@ -59,6 +59,11 @@ class RandomMatched(CountedLaw):
         return [cls(), cls(roles=True, thirds=True)]
 
     @property
+    def quantizers(self) -> tuple[str, ...]:
+        """The base quantizer, whose bytes extra-bytes are counted from."""
+        return (self.quantizer,) if self.match == "extra-bytes" else ()
+
+    @property
     def holds(self) -> tuple[str, ...]:
         """The constraints that are asked for."""
         return tuple(name for name in ("roles", "thirds") if getattr(self, name))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from random import Random
 from typing import Literal
 
@@ -35,6 +36,7 @@ class RandomPermuted(Law):
     """
 
     name = "random-permuted"
+    within = Decimal(0)
     shared = True
 
     among: Literal["role", "size"] = "role"

@@ -68,6 +68,11 @@ class RandomShuffleMatched(Law):
         """Itself."""
         return [cls()]
 
+    @property
+    def quantizers(self) -> tuple[str, ...]:
+        """The base quantizer, whose bytes extra-bytes are counted from."""
+        return (self.quantizer,) if self.match == "extra-bytes" else ()
+
     def draws(
         self, profile: Profile, budget: Budget | None, rng: Random, like: Selection | None, count: int
     ) -> list[Pick]:

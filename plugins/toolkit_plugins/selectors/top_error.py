@@ -29,6 +29,11 @@ class TopError(RankingSelector):
     quantizer: str = "nf4"
     measure: Literal["mse", "mae", "relative", "max"] = "mse"
 
+    @property
+    def quantizers(self) -> tuple[str, ...]:
+        """The one whose errors are ranked."""
+        return (self.quantizer,)
+
     def score(self, profile: Profile) -> Sequence[float]:
         """ε of each layer."""
         return profile.errors(self.quantizer, self.measure)
