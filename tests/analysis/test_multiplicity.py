@@ -117,18 +117,16 @@ def test_reachable_level_is_reached_and_not_passed():
 
 
 def selectors(rng, trials, shift=0.0, layers=60, held=12, draws=99):
-    """Four near-duplicate selectors and one other, under one permutation of the layers a draw: (trials, 5, 1 + n).
+    """Eight near-duplicate selectors and one other, under one permutation of the layers a draw: (trials, 9, 1 + n).
 
-    Each near-duplicate exchanges two layers of the first; `shift` is taken from the loss of each layer that the
-    first selector holds.
+    Each near-duplicate exchanges one layer of the first `held`; `shift` is the gain of each of those.
     """
-    sets = np.zeros((5, layers))
-    for row in range(4):
+    sets = np.zeros((9, layers))
+    for row in range(8):
         sets[row, :held] = 1
-        sets[row, [2 * row, 2 * row + 1]] = 0
-        sets[row, [held + 2 * row, held + 2 * row + 1]] = 1
-    sets[4, -held:] = 1
-    tables = np.empty((trials, 5, draws + 1))
+        sets[row, [row, held + row]] = 0, 1
+    sets[8, -held:] = 1
+    tables = np.empty((trials, 9, draws + 1))
     for trial in range(trials):
         gains = rng.normal(size=layers)
         gains[:held] += shift
@@ -140,20 +138,22 @@ def selectors(rng, trials, shift=0.0, layers=60, held=12, draws=99):
 
 @pytest.mark.slow
 def test_max_t_keeps_the_familys_level_and_beats_holm_for_near_duplicates(capsys):
-    """Measured over 2,000 null families: 5% with max-t, 2 to 3% with Holm; with an effect, more power than Holm."""
+    """The family's error is the level with max-t and less with Holm, which pays for every copy with power."""
     rng = np.random.default_rng(3)
-    null, real = selectors(rng, 2000), selectors(rng, 500, shift=0.6)
-    rates = {}
-    for name, tables in (("null", null), ("real", real)):
-        by_max = np.array([max_t(t[:, 0], t[:, 1:], "less") for t in tables])
-        by_holm = np.array([holm([inference.rank(r[0], r[1:], "less").p for r in t]) for t in tables])
-        rates[name] = [(p[:, :4] if name == "real" else p).min(axis=1) for p in (by_max, by_holm)]
-    shown = {name: [float(np.mean(p <= 0.05 + 1e-12)) for p in ps] for name, ps in rates.items()}
+    shown = {}
+    for name, trials, shift in (("null", 1200, 0.0), ("real", 400, 0.7)):
+        rejected = np.zeros(2)
+        for table in selectors(rng, trials, shift):
+            by_max = max_t(table[:, 0], table[:, 1:], "less")
+            by_holm = holm([inference.rank(row[0], row[1:], "less").p for row in table])
+            rows = slice(None) if name == "null" else slice(0, 8)
+            rejected += [p[rows].min() <= 0.05 + 1e-12 for p in (by_max, by_holm)]
+        shown[name] = rejected / trials
     with capsys.disabled():
         print(f"\n  any rejection at 5%, max-t and Holm: null {shown['null']}, with an effect {shown['real']}")
-    assert abs(shown["null"][0] - 0.05) < 3 * np.sqrt(0.05 * 0.95 / 2000)
+    assert abs(shown["null"][0] - 0.05) < 3 * np.sqrt(0.05 * 0.95 / 1200)
     assert shown["null"][1] < 0.05
-    assert shown["real"][0] > shown["real"][1] + 0.04
+    assert shown["real"][0] > shown["real"][1] + 0.05
 
 
 def test_max_t_keeps_the_level_among_true_nulls_beside_a_real_effect():

@@ -28,6 +28,7 @@ def test_the_papers_numbers():
 
 def test_many_draws_are_counted_quickly_and_exactly():
     assert draw_count(14_000, 30_000).p == pytest.approx(stats.binomtest(14_000, 30_000).pvalue, rel=1e-6)
+    assert draw_count(0, 30_000).p == 0.0 and draw_count(15_000, 30_000).p == 1.0
 
 
 def test_zeros_drop_out_and_bad_gaps_are_refused():

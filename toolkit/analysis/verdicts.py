@@ -163,6 +163,12 @@ class _Judge:
         if self.analysis.correction == "holm":
             return [float(p) for p in multiplicity.holm(ps)]
         rows = [self._row(claim) for claim in claims]
+        counts = sorted({len(row) - 1 for row in rows})
+        if len(counts) > 1:
+            raise InputError(
+                f"analysis.correction is 'max-t', and arms have unlike numbers of draws of {self.analysis.control!r}: "
+                f"{', '.join(map(str, counts))}; finish the draws, or declare `correction: holm`"
+            )
         found = multiplicity.max_t([row[0] for row in rows], np.stack([row[1:] for row in rows]), side)
         return [max(p, float(q)) for p, q in zip(ps, found, strict=True)]
 
@@ -174,12 +180,6 @@ class _Judge:
             raise InputError(
                 f"analysis.correction is 'max-t', and arms do not share the draws of control {control!r}; declare a "
                 "control whose law permutes layers, or `correction: holm`"
-            )
-        counts = {len(c) for j in self.evidence.arms for c in j.chances if c.control == control}
-        if len(counts) > 1:
-            raise InputError(
-                f"analysis.correction is 'max-t', and arms have unlike numbers of draws of {control!r}: "
-                f"{', '.join(map(str, sorted(counts)))}; finish the draws, or declare `correction: holm`"
             )
         values = np.array([self.arms[arm][b].outcomes[text] for b in claim["budgets"]], dtype=np.float64)
         drawn = np.stack([np.asarray(c.outcomes[text], dtype=np.float64) for c in chances])
