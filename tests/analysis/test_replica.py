@@ -19,6 +19,14 @@ def test_binomial_equals_scipys(counts):
     assert binomial_p(better, total) == pytest.approx(oracle, rel=1e-9)
 
 
+@pytest.mark.parametrize("total", [20_001, 400_001, 1_000_000])
+@pytest.mark.parametrize("deviations", [0, 2, 30])
+def test_binomial_of_very_many_equals_scipys(total, deviations):
+    """Above `EXACT` trials the largest term is a product of floating-point steps."""
+    better = int(total / 2 - deviations * total**0.5 / 2)
+    assert binomial_p(better, total) == pytest.approx(stats.binomtest(better, total).pvalue, rel=1e-9)
+
+
 def test_the_papers_numbers():
     found = sign_test([-0.01] * 11 + [0.02] * 4)
     assert (found.better, found.total, f"{found.p:.2f}") == (11, 15, "0.12")  # AQLoRA 7.2: 11 of 15, p = .12

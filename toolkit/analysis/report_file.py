@@ -65,7 +65,7 @@ class Run:
     """One report, cut down; the attributes are those of `toolkit.records.report.Report`.
 
     Attributes:
-        law: without its inclusion probabilities, which `law_of` reads.
+        law: without its inclusion probabilities, of which `expected` is the sum by role.
         started: when it was measured, UTC; None where the report does not say.
     """
 
@@ -245,18 +245,6 @@ def _check_sweep(run: Run) -> None:
             f"{run.path}: a sweep holds each of the {count} layers alone (or all but each) in profile order; these "
             f"{len(run.draws)} draws do not"
         )
-
-
-def law_of(run: Run) -> Law:
-    """A control's law with its inclusion probabilities, read from its report once more.
-
-    Raises:
-        InputError: the report is gone, damaged, or holds no law.
-    """
-    law = Report.load(run.path).law
-    if law is None:
-        raise InputError(f"{run.path} holds no law")
-    return law
 
 
 def _complete(scores: dict[str, Score], texts: Iterable[str], where: str) -> None:
