@@ -95,6 +95,7 @@ def test_a_study_is_the_same_after_a_round_trip(write, tmp_path):
         ("name: bottom\n", "name: top\n", "two arms are called 'top'"),
         ("selector: counted", "selector: matched", "two controls are called 'matched'"),
         ("total_of: top", "total_of: tip", "total_of names 'tip'; did you mean 'top'"),
+        ("total_of: top", "total_of: bottom-at-top", "total_of names 'bottom-at-top', which takes its total from"),
         ("like: [top]", "like: [tap]", "like names 'tap'; did you mean 'top'"),
         ("control: matched", "control: matchd", "analysis.control names 'matchd'; did you mean 'matched'"),
         (

@@ -8,13 +8,14 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from toolkit.analysis.regeneration import Regeneration, together
+from toolkit.analysis.regeneration import Regeneration
 from toolkit.analysis.study_evidence import largest
 from toolkit.records.certificate import CertifiedDraws, tied
 from toolkit.records.selection import Selection
 from toolkit.records.study import Control
 from toolkit.registry import registry
 from toolkit.selection import laws
+from toolkit.selection.studies import together
 
 SEARCHES = 200
 """Draws out of place that are looked for among all others; past that, the control as a whole is another."""

@@ -229,7 +229,7 @@ def _locked(certificate: Certificate) -> Iterator[str]:
 
 def _arm(arm: CertifiedArm, made: Regeneration) -> Iterator[str]:
     where = named(arm.arm, arm.budget)
-    expected = made.arm(arm.arm, str(arm.budget))
+    expected = made.arm(arm.arm, made.budgets[str(arm.budget)])
     facts = {
         "selector": expected.selector,
         "seed": expected.seed,
@@ -254,15 +254,16 @@ def _control(item: CertifiedDraws, made: Regeneration, refusal: str) -> int:
     """Check one control; how many draws it holds."""
     where = named(item.arm, item.budget, item.control)
     declared = next(c for c in made.study.controls if c.label == item.control)
+    budget = made.budgets[str(item.budget)]
     for key, found, wanted in (("asked", item.asked, declared.draws), ("seed", item.seed, made.study.seed)):
         if found != wanted:
             raise InputError(f"{refusal}: {where} was altered: its {key} is {found}, and the study declares {wanted}")
     try:
-        expected = made.draws(declared, item.arm, str(item.budget))
+        expected = made.draws(declared, item.arm, budget)
     except InputError as error:
         raise InputError(f"{refusal}: the draws of {where} cannot be made again: {error}") from None
     _raise(refusal, draw_complaints(item, [selection.layers_hash for selection in expected], where))
-    like = made.arm(item.arm, str(item.budget))
+    like = made.arm(item.arm, budget)
     _raise(refusal, law_complaints(item, expected, like, declared, made, where))
     return len(item.hashes)
 

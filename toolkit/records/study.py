@@ -199,8 +199,14 @@ class Study(File):
                 if names.count(name) > 1:
                     raise InputError(f"two {what}s are called {name!r}; give one of them a name of its own")
         for arm in self.arms:
-            if arm.total_of is not None and arm.total_of not in arms:
+            if arm.total_of is None:
+                continue
+            if arm.total_of not in arms:
                 raise InputError(f"arm {arm.label!r}: total_of names {arm.total_of!r}; {closest(arm.total_of, arms)}")
+            if self.arm(arm.total_of).total_of is not None:
+                raise InputError(
+                    f"arm {arm.label!r}: total_of names {arm.total_of!r}, which takes its total from another arm"
+                )
         for control in self.controls:
             for like in control.like or []:
                 if like not in arms:

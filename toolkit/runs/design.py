@@ -8,9 +8,8 @@ control are families over all budgets, each budget's run holds its member of eve
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from toolkit.errors import InputError
 from toolkit.interfaces import Law, Selector
@@ -18,9 +17,9 @@ from toolkit.records.budget import Budget
 from toolkit.records.profile import Profile
 from toolkit.records.report import ANTI, BASE, ORACLE, QUANTIZE, RESTORE, SIXTEEN_BIT, Role
 from toolkit.records.selection import Selection
-from toolkit.records.study import Arm, Control, Study, slug
+from toolkit.records.study import Control, Study, slug
 from toolkit.registry import registry
-from toolkit.selection.select import chains, draws, select
+from toolkit.selection.studies import Selections, together
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,10 +73,6 @@ def check(study: Study) -> None:
         selector: Selector = registry.make("selector", arm.selector)
         if selector.needs_like:
             raise InputError(f"arm {arm.label!r}: {selector.key} matches another selection; it can only be a control")
-        if arm.total_of is not None and study.arm(arm.total_of).total_of is not None:
-            raise InputError(
-                f"arm {arm.label!r}: total_of names {arm.total_of!r}, which takes its total from another arm"
-            )
     for control in study.controls:
         selector = registry.make("selector", control.selector)
         if not selector.random:
@@ -96,7 +91,7 @@ def _check_analysis(study: Study) -> None:
     """Refuse a test or a correction that the declared control's draws do not allow."""
     analysis, control = study.analysis, _declared(study)
     selector: Selector = registry.make("selector", control.selector)
-    if analysis.test == "joint" and not goes_together(control, selector):
+    if analysis.test == "joint" and not together(control):
         raise InputError(
             f"analysis.test is joint, and the draws of control {control.label!r} are made budget by budget: declare "
             "`chain: true` for it, a law whose draws are shared, or `test: each`"
@@ -154,11 +149,6 @@ def _shared(selector: Selector) -> bool:
     return isinstance(selector, Law) and selector.shared
 
 
-def goes_together(control: Control, selector: Selector) -> bool:
-    """Whether draw i of every budget belongs to one family."""
-    return control.chain or _shared(selector)
-
-
 def _with_room(study: Study) -> list[str]:
     """The arms whose headroom is measured."""
     assert study.headroom is not None
@@ -177,17 +167,18 @@ def expand(study: Study, profile: Profile) -> list[Run]:
         runs.append(dataclasses.replace(again, name=f"repeat--{BASE}", role="repeat"))
     if study.headroom is not None and study.headroom.fit == "sweep":
         runs += _sweeps(profile)
-    selections = _arm_selections(study, profile)
+    selections = Selections(study, profile)
     for budget in study.budgets:
         for arm in study.arms:
             name = f"{slug(str(budget))}--{arm.label}"
-            runs.append(Run(name, "arm", arm.label, (selections[arm.label][budget],), budget))
+            runs.append(Run(name, "arm", arm.label, (selections.arm(arm.label, budget),), budget))
     oracles = [] if study.headroom is None else _oracles(study, selections)
-    controls: list[Run] = []
-    for control in study.controls:
-        for label in study.likes(control):
-            controls += _control_runs(study, control, label, profile, selections[label])
-    controls.sort(key=lambda run: study.budgets.index(run.budget))  # a budget's runs stand together
+    controls = [
+        _control_run(study, control, label, budget, selections, together(control))
+        for budget in study.budgets
+        for control in study.controls
+        for label in study.likes(control)
+    ]
     runs += controls + oracles if study.headroom is not None and study.headroom.fit == "ridge" else oracles + controls
     names = [run.name for run in runs]
     for name in names:
@@ -198,64 +189,22 @@ def expand(study: Study, profile: Profile) -> list[Run]:
     return runs
 
 
-def _arm_selections(study: Study, profile: Profile) -> dict[str, dict[Budget, Selection]]:
-    """Arm → budget → its selection, budgets in the study's order."""
-    found: dict[str, dict[Budget, Selection]] = {arm.label: {} for arm in study.arms}
-    for budget in study.budgets:
-        arms: dict[str, Selection] = {}
-        for arm in sorted(study.arms, key=lambda a: a.total_of is not None):  # those it depends on come first
-            arms[arm.label] = _arm_selection(study, arm, profile, budget, arms)
-            found[arm.label][budget] = arms[arm.label]
-    return found
-
-
-def _arm_selection(study: Study, arm: Arm, profile: Profile, budget: Budget, arms: dict[str, Selection]) -> Selection:
-    """An arm's selection; under `total_of`, with the total that the other arm reached as its budget (in bytes)."""
-    if arm.total_of is not None:
-        budget = Budget(bytes=arms[arm.total_of].bytes)
-    with _naming(f"arm {arm.label!r}, budget {budget}"):
-        return select(arm.selector, profile, budget, seed=study.seed)
-
-
-def _control_runs(
-    study: Study, control: Control, label: str, profile: Profile, likes: Mapping[Budget, Selection]
-) -> list[Run]:
-    """A control's runs for one arm, one a budget."""
-    selector: Selector = registry.make("selector", control.selector)
-    together = goes_together(control, selector)
-    drawn: dict[Budget, list[Selection]] = {}
-    where = f"control {control.label!r} of arm {label!r}"
-    if together:
-        with _naming(f"{where}, all budgets"):
-            families = chains(selector, profile, likes=list(likes.values()), count=control.draws, seed=study.seed)
-        drawn = {budget: [family[at] for family in families] for at, budget in enumerate(likes)}
-    else:
-        for budget, like in likes.items():
-            with _naming(f"{where}, budget {budget}"):
-                drawn[budget] = draws(selector, profile, like=like, count=control.draws, seed=study.seed)
-    return [
-        Run(
-            name=f"{slug(str(budget))}--{label}--{control.label}",
-            role="control",
-            arm=label,
-            selections=tuple(found),
-            budget=budget,
-            control=control.label,
-            like=likes[budget],
-            chain=together,
-            labels=tuple(_control_labels(study, control, len(found), together)),
-        )
-        for budget, found in drawn.items()
-    ]
-
-
-@contextlib.contextmanager
-def _naming(where: str) -> Iterator[None]:
-    """An error of a selector names the part of the study that asked."""
-    try:
-        yield
-    except InputError as error:
-        raise InputError(f"{where}: {error}") from None
+def _control_run(
+    study: Study, control: Control, label: str, budget: Budget, selections: Selections, together: bool
+) -> Run:
+    """A control's draws for one arm at one budget."""
+    found = selections.draws(control, label, budget)
+    return Run(
+        name=f"{slug(str(budget))}--{label}--{control.label}",
+        role="control",
+        arm=label,
+        selections=tuple(found),
+        budget=budget,
+        control=control.label,
+        like=selections.arm(label, budget),
+        chain=together,
+        labels=tuple(_control_labels(study, control, len(found), together)),
+    )
 
 
 def _control_labels(study: Study, control: Control, found: int, together: bool) -> list[str]:
@@ -277,10 +226,10 @@ def _control_labels(study: Study, control: Control, found: int, together: bool) 
     return said
 
 
-def _oracles(study: Study, selections: Mapping[str, Mapping[Budget, Selection]]) -> list[Run]:
+def _oracles(study: Study, selections: Selections) -> list[Run]:
     """Two reference selections at each arm's memory; what they are is fitted later."""
     return [
-        Run(f"{slug(str(budget))}--{arm}--{name}", "oracle", arm, (), budget, name, selections[arm][budget])
+        Run(f"{slug(str(budget))}--{arm}--{name}", "oracle", arm, (), budget, name, selections.arm(arm, budget))
         for budget in study.budgets
         for arm in _with_room(study)
         for name in (ORACLE, ANTI)
