@@ -153,7 +153,7 @@ def test_coverage_in_a_small_simulation(n, rho, block):
 @pytest.mark.parametrize(("n", "rho", "block"), [(16, 0.0, 1), (32, 0.0, 1), (16, 0.3, 2), (32, 0.3, 3)])
 def test_coverage_is_93_to_97_percent(n, rho, block, errors, gamma, capsys):
     """Of the intervals that are given; the figures of a longer simulation stand in the docstring of `ratio`."""
-    given, all_of_them = coverage(n, rho, block, errors, 1000, gamma)
+    given, all_of_them = coverage(n, rho, block, errors, 2500, gamma)
     with capsys.disabled():
         shape = "gamma" if gamma else "normal"
         print(

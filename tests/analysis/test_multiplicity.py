@@ -116,7 +116,7 @@ def test_reachable_level_is_reached_and_not_passed():
         reachable(3, 10, "bonferroni")
 
 
-def selectors(rng, trials, shift=0.0, layers=60, held=12, draws=99):
+def selectors(rng, trials, shift=0.0, layers=60, held=12, draws=399):
     """Eight near-duplicate selectors and one other, under one permutation of the layers a draw: (trials, 9, 1 + n).
 
     Each near-duplicate exchanges one layer of the first `held`; `shift` is the gain of each of those.
@@ -141,7 +141,7 @@ def test_max_t_keeps_the_familys_level_and_beats_holm_for_near_duplicates(capsys
     """The family's error is the level with max-t and less with Holm, which pays for every copy with power."""
     rng = np.random.default_rng(3)
     shown = {}
-    for name, trials, shift in (("null", 1200, 0.0), ("real", 400, 0.7)):
+    for name, trials, shift in (("null", 1000, 0.0), ("real", 400, 0.7)):
         rejected = np.zeros(2)
         for table in selectors(rng, trials, shift):
             by_max = max_t(table[:, 0], table[:, 1:], "less")
@@ -151,7 +151,7 @@ def test_max_t_keeps_the_familys_level_and_beats_holm_for_near_duplicates(capsys
         shown[name] = rejected / trials
     with capsys.disabled():
         print(f"\n  any rejection at 5%, max-t and Holm: null {shown['null']}, with an effect {shown['real']}")
-    assert abs(shown["null"][0] - 0.05) < 3 * np.sqrt(0.05 * 0.95 / 1200)
+    assert abs(shown["null"][0] - 0.05) < 3 * np.sqrt(0.05 * 0.95 / 1000)
     assert shown["null"][1] < 0.05
     assert shown["real"][0] > shown["real"][1] + 0.05
 
