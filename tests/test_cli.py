@@ -55,7 +55,7 @@ def test_profile_has_the_keys_that_scripts_read(profiled):
     assert row["name"] == "model.layers.0.self_attn.q_proj" and row["role"] == "q_proj" and row["block"] == 0
     assert row["shape"] == [64, 64] and row["parameters"] == 4096 and row["bytes"] == 8192
     assert set(row["error"]) == {"nf4", "nvfp4"}
-    assert set(row["error"]["nf4"]) == {"mse", "mae", "relative", "max"}
+    assert set(row["error"]["nf4"]) == {"mse", "mae", "relative", "max", "bytes"}
     assert tk.profile(model, ["nf4", "nvfp4"]).to_json() == data
 
 
@@ -93,6 +93,7 @@ def test_run_table_and_figure(profiled, text_file, tmp_path, capsys):
         "layers-0.2--top-error--matched",
         "reference--16-bit",
         "reference--base",
+        "repeat--base",
     ]
     before = {p: p.stat().st_mtime_ns for p in out.glob("*/report.json")}
     ok("run", study, "--model", model, "--text", f"letters={text_file}", "--out", out)
