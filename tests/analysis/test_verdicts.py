@@ -217,6 +217,22 @@ def test_a_control_of_other_memory_has_no_say():
     assert law["tests"][1]["verdict"] == "worse" and "counted does not hold the arm's memory" in law["sentence"]
 
 
+def test_draws_that_cannot_reach_the_level_have_no_say():
+    """Ten draws give no p below .09: that they show nothing is no sign of composition."""
+    given = evidence({"top": -4.0}, controls=("matched", "permuted"), draws=99)
+    arms = []
+    for judged in given.arms:
+        first, second = judged.chances
+        few = {text: values[:10] for text, values in second.outcomes.items()}
+        arms.append(dataclasses.replace(judged, chances=(first, dataclasses.replace(second, outcomes=few))))
+    law = verdicts(dataclasses.replace(given, arms=tuple(arms)))["laws"][0]
+    assert [t["verdict"] for t in law["tests"]] == ["better", "not separated"]
+    assert law["agree"] and not law["composition"]
+    assert "permuted cannot tell: its draws give no p below .091." in law["sentence"]
+    law = verdicts(evidence({"top": -4.0}, controls=("matched", "permuted"), draws=10))["laws"][0]
+    assert "no law has the draws to reach the level 0.05" in law["sentence"]
+
+
 def test_exclusions_are_listed_and_not_tested():
     gone = [{"arm": "other", "reason": "not of interest"}, {"text": "python-topics", "reason": "a pilot"}]
     found = verdicts(evidence(exclusions=gone))

@@ -122,8 +122,7 @@ def _test(certificate: Certificate) -> str:
     if draws:
         smallest = f"; {min(draws):,} draws give no p below {_p(1 / (1 + min(draws)))}"
         if tests:
-            corrected = min(1.0, (tests if analysis.correction == "holm" else 1) / (1 + min(draws)))
-            smallest += f" (corrected, {_p(corrected)})"
+            smallest += f" (corrected, {_p(analysis.reachable(tests, min(draws)))})"
     margin = f"; a gap below {analysis.margin:g} does not matter: {analysis.margin_reason}" if analysis.margin else ""
     family = f" over the family of {_count(tests, 'claim')}" if tests else ""
     excluded = "; excluded: " + _and(e.reason for e in analysis.exclusions) if analysis.exclusions else ""

@@ -1,4 +1,4 @@
-"""Families of tests: corrected p-values, and the level that a number of draws can reach after correction."""
+"""Families of tests: corrected p-values."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from toolkit.analysis.inference import Side, smallest_p
+from toolkit.analysis.inference import Side
 from toolkit.analysis.joint import at_least_as_good, standardized
 from toolkit.errors import InputError
-
-CORRECTIONS = ("holm", "max-t", "none")
 
 
 def holm(ps: Sequence[float] | np.ndarray) -> np.ndarray:
@@ -75,16 +73,3 @@ def max_t(
     adjusted = np.empty(len(value))
     adjusted[order] = np.maximum.accumulate((1 + np.array(counts)) / (drawn.shape[1] + 1)) if len(order) else []
     return adjusted
-
-
-def reachable(tests: int, draws: int, correction: str) -> float:
-    """The smallest corrected p that so many draws can give: min(1, m/(n + 1)) under Holm, else 1/(n + 1).
-
-    Raises:
-        InputError: no test, no draw, or an unknown correction.
-    """
-    if tests < 1:
-        raise InputError(f"a family holds at least one test; found {tests}")
-    if correction not in CORRECTIONS:
-        raise InputError(f"a correction is one of {', '.join(CORRECTIONS)}; found {correction!r}")
-    return min(1.0, (tests if correction == "holm" else 1) * smallest_p(draws))

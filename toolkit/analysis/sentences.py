@@ -59,15 +59,26 @@ def size(found: dict[str, Any], family: dict[str, Any]) -> str:
 def law_sentence(entry: dict[str, Any], composition: bool) -> str:
     """What the laws say of one claim, each at the uncorrected level."""
     tests = [t for t in entry["tests"] if t["counts"]]
-    shown = "; ".join(f"{t['verdict']} under {_law(t)} ({_p(t)})" for t in tests)
+    telling = [t for t in tests if t["smallest_p"] <= entry["level"]]
+    shown = "; ".join(f"{t['verdict']} under {_law(t)} ({_p(t)})" for t in telling or tests)
     place = f"{entry['arm']} {where(entry)}"
     left_out = [t["control"] for t in entry["tests"] if not t["counts"]]
     holding = "do" if len(left_out) > 1 else "does"
     end = f" {' and '.join(left_out)} {holding} not hold the arm's memory and cannot tell." if left_out else ""
+    end = (
+        "".join(
+            f" {t['control']} cannot tell: its draws give no p below {p_value(t['smallest_p'])}."
+            for t in tests
+            if telling and t not in telling
+        )
+        + end
+    )
     if not tests:
         return f"{place}: no control holds the arm's memory.{end}"
+    if not telling:
+        return f"{place}: no law has the draws to reach the level {entry['level']:g}: {shown}.{end}"
     if entry["agree"]:
-        if len(tests) == 1:
+        if len(telling) == 1:
             return f"{place}: {shown}, the only law it was judged by.{end}"
         return f"{place}: every law gives the same verdict: {shown}.{end}"
     if composition:

@@ -65,7 +65,8 @@ def _laws(data: dict[str, Any]) -> Grid:
     rows = []
     for law in laws:
         tests = {t["control"]: t for t in law["tests"]}
-        agree = "yes" if law["agree"] else "no: composition" if law["composition"] else "no"
+        heard = any(t["counts"] and t["smallest_p"] <= level for t in law["tests"])
+        agree = NOTHING if not heard else "yes" if law["agree"] else "no: composition" if law["composition"] else "no"
         rows.append([law["arm"], law["text"], _place(law), *(_law_cell(tests.get(c), level) for c in controls), agree])
     title = (
         f"The same claims under every law, each at the uncorrected level {level:g}: verdict and p, and the "

@@ -54,7 +54,7 @@ class _Judge:
     def everything(self) -> dict[str, Any]:
         claims, excluded = self._claims()
         family = self._family(claims)
-        self._correct(claims, family)
+        self._correct(claims)
         headroom = self._headroom()
         found = {
             "schema": SCHEMA,
@@ -130,7 +130,7 @@ class _Judge:
     def _family(self, claims: list[dict[str, Any]]) -> dict[str, Any]:
         analysis = self.analysis
         draws = min((c["draws"] for c in claims), default=0)
-        reachable = multiplicity.reachable(len(claims), draws, analysis.correction) if claims else None
+        reachable = analysis.reachable(len(claims), draws) if claims else None
         if not claims:
             self.notes.append(f"There is no claim to test: no arm has draws of {analysis.control}.")
         return {
@@ -149,7 +149,7 @@ class _Judge:
             "descriptive": reachable is None or reachable > self.level,
         }
 
-    def _correct(self, claims: list[dict[str, Any]], family: dict[str, Any]) -> None:
+    def _correct(self, claims: list[dict[str, Any]]) -> None:
         """Corrected p of both sides, and the verdict."""
         ours, theirs = self._adjusted(claims, self.side), self._adjusted(claims, self.other)
         for claim, p, opposite in zip(claims, ours, theirs, strict=True):
@@ -194,7 +194,10 @@ class _Judge:
     # every law's answer to the same question
 
     def _laws(self, claim: dict[str, Any]) -> dict[str, Any]:
-        """One claim's comparison under every control, at the uncorrected level."""
+        """One claim's comparison under every control, at the uncorrected level.
+
+        Those agree, or not, whose draws hold the arm's memory and are enough to reach the level.
+        """
         arm, text = claim["arm"], claim["text"]
         tests = []
         for control in self.controls:
@@ -214,15 +217,15 @@ class _Judge:
                     "counts": all(matched(c) for c in chances),
                 }
             )
-        counted = [t for t in tests if t["counts"]]
+        telling = [t for t in tests if t["counts"] and t["smallest_p"] <= self.level]
         entry = {key: claim[key] for key in ("arm", "text", "budget", "budgets", "control")}
         entry |= {
             "level": self.level,
             "corrected": False,
             "tests": tests,
-            "agree": len({t["verdict"] for t in counted}) <= 1,
+            "agree": len({t["verdict"] for t in telling}) <= 1,
         }
-        composition = not entry["agree"] and _by_composition(counted)
+        composition = not entry["agree"] and _by_composition(telling)
         return entry | {"composition": composition, "sentence": sentences.law_sentence(entry, composition)}
 
     def _note(self, note: str) -> None:

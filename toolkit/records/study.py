@@ -109,6 +109,13 @@ class Analysis(Record):
             raise InputError(f"margin {self.margin} has no margin_reason: say why a smaller gap does not matter")
         return self
 
+    def reachable(self, tests: int, draws: int) -> float:
+        """The smallest corrected p that n draws can give a family of m claims.
+
+        Holm: min(1, m/(n + 1)), because the smallest p is multiplied by m. Max-T and no correction: 1/(n + 1).
+        """
+        return min(1.0, (tests if self.correction == "holm" else 1) / (draws + 1))
+
     def excluded(self, arm: str, text: str, budget: str | None = None) -> str | None:
         """Why a claim is left out; None where it is not. A claim over all budgets has no budget."""
         for item in self.exclusions:
@@ -282,12 +289,8 @@ class Study(File):
         return sum(analysis.excluded(*claim) is None for claim in claims)
 
     def reachable(self, draws: int) -> float:
-        """The smallest corrected p that n draws can give a family of m claims.
-
-        Holm: min(1, m/(n + 1)), because the smallest p is multiplied by m. Max-T and no correction: 1/(n + 1).
-        """
-        tests = max(1, self.family_size) if self.analysis.correction == "holm" else 1
-        return min(1.0, tests / (draws + 1))
+        """The smallest corrected p that so many draws can give the declared family."""
+        return self.analysis.reachable(max(1, self.family_size), draws)
 
 
 def _beside(data: Any, home: Path) -> Any:
