@@ -393,6 +393,12 @@ def test_an_altered_verdict_is_named(edited):
     refused(edited(lambda d: d["verdicts"]["family"].update(descriptive=1)), "verdicts.family.descriptive was altered")
 
 
+@pytest.mark.parametrize("value", [10**400, -(10**400)])
+def test_an_integer_beyond_every_float_is_named(edited, value):
+    refused(edited(lambda d: d["verdicts"]["claims"][0].update(p=value)), "p was altered")
+    refused(edited(lambda d: d["verdicts"]["comparisons"][0].update(median=value)), "median was altered")
+
+
 def test_what_only_the_seal_covers(edited, data):
     changed = [
         lambda d: d["reports"].update({next(iter(d["reports"])): "0" * 64}),
@@ -539,6 +545,18 @@ def test_nan_scores_mixed_models_and_other_profiles_give_no_certificate(folder, 
     profile.unlink()
     with pytest.raises(InputError, match=r"there is no profile\.json"):
         certify(folder, tmp_path / "control.json")
+
+
+@pytest.mark.parametrize("run", ["layers-0.1--top-error--matched", "layers-0.1--top-error"])
+def test_a_report_that_its_rows_contradict_gives_no_certificate(folder, tmp_path, run):
+    def change(report):
+        scores = report["draws"][3]["scores"] if report.get("draws") else report["scores"]
+        scores["wikitext2"]["loss"] += 0.01
+
+    edit_report(folder / "results" / run / "report.json", change)
+    with pytest.raises(InputError, match=rf"{run}/report\.json: .*text 'wikitext2': the loss is .*rows\.jsonl\.gz"):
+        certify(folder, tmp_path / "control.json")
+    assert not (tmp_path / "control.json").exists()
 
 
 def test_a_profile_whose_errors_changed_gives_no_certificate(folder, tmp_path):

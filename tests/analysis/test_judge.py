@@ -212,6 +212,31 @@ def test_order_repeats_and_prefixes_change_nothing(profile, order, twice, digits
         assert before["arms"] == after["arms"] and before["verdicts"] == after["verdicts"]
 
 
+def test_an_empty_part_is_no_part(one, tmp_path):
+    """A column `window` without a cell in it, as a joined table has it, changes nothing."""
+    lines = lines_of(one)
+    plain = tk.judge(one, write(tmp_path / "s.csv", lines), "json")
+    wide = write(tmp_path / "w.csv", [line | {"window": ""} for line in lines], (*COLUMNS, "window"))
+    assert json.loads(tk.judge(one, wide, "json"))["verdicts"] == json.loads(plain)["verdicts"]
+    for form in ("md", "latex", "csv"):
+        assert tk.judge(one, wide, form)
+
+
+def test_neighbouring_seeds_stay_two_however_long(one, tmp_path):
+    seeds = (2**53, 2**53 + 1, 10**30, 10**30 + 1)
+    data = json.loads(tk.judge(one, write(tmp_path / "s.csv", lines_of(one, seeds=seeds)), "json"))
+    assert data["scores"]["seeds"] == list(seeds)
+
+
+@pytest.mark.parametrize("value", [1e308, -1e150])
+def test_scores_whose_squares_leave_the_range_are_refused(one, tmp_path, value, recwarn):
+    lines = lines_of(one)
+    lines[3]["value"] = value
+    with pytest.raises(InputError, match=r"the outcome is -?1e\+\d+; only ones up to 1e\+100 in size"):
+        tk.judge(one, write(tmp_path / "s.csv", lines))
+    assert not recwarn.list
+
+
 def test_selections_are_named_by_hash_prefix_file_or_path(one, tmp_path):
     files = {c.hash: c for c in read_selections(one)}
     lines = lines_of(one)
@@ -429,7 +454,10 @@ FOLDERS = {
         lambda f: (f / "draw-4.json").unlink(),
         r"draw 4 of random-matched \(seed 0\) .* is missing; .*draw-5\.json is draw 5",
     ),
-    "a copy": (lambda f: shutil.copy(f / "draw-4.json", f / "copy.json"), "draw 5 of .* stands twice"),
+    "a copy": (
+        lambda f: shutil.copy(f / "draw-4.json", f / "copy.json"),
+        r"draw 4 of .* stands twice, as .*copy\.json and .*draw-4\.json$",
+    ),
     "no arm": (lambda f: (f / "top.json").unlink(), "every selection is matched to another one"),
     "no draws": (lambda f: [p.unlink() for p in f.glob("draw-*")], "no selection is matched to another one"),
     "other weights": (
@@ -449,6 +477,14 @@ FOLDERS = {
         r"draw-4\.json is matched to another selection, and is no random draw",
     ),
     "damage": (lambda f: (f / "draw-4.json").write_text("{"), r"draw-4\.json is not JSON"),
+    "totals of another set": (
+        lambda f: change(f / "draw-4.json", lambda d: d.update(parameters=10**400)),
+        r"draw-4\.json: parameters is 1000000",
+    ),
+    "an arm of nothing": (
+        lambda f: change(f / "top.json", lambda d: d.update(parameters=0)),
+        r"top\.json: parameters is 0 for \d+ layers",
+    ),
     "another file": (
         lambda f: (f / "draw-4.json").write_text('{"schema": 1, "kind": "profile"}'),
         r"draw-4\.json: kind",

@@ -122,6 +122,19 @@ def test_damaged_and_duplicate_certificates_are_named(folder):
     assert "(exploratory)" in text and "Exploratory:" in text and "- 2.json: it is made of the same reports" in text
 
 
+@pytest.mark.parametrize("value", [[], {}, True, 10**400])
+@pytest.mark.parametrize("key", ["p", "smallest_p", "adjusted", "verdict"])
+def test_verdicts_of_another_type_are_refused_and_the_others_placed(folder, key, value):
+    def change(data):
+        for claim in data["verdicts"]["claims"]:
+            claim[key] = value
+
+    forged(folder / "0.json", change)
+    board = leaderboard(folder)
+    assert "stands where a" in board["refused"][0]["reason"] and len(board["certificates"]) == 1
+    assert render(board)
+
+
 def test_a_forgery_whose_seal_is_right_falls_to_full_verification(folder):
     def change(data):
         data["controls"][0]["outcomes"]["wikitext2"][0] += 1

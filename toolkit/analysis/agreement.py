@@ -44,14 +44,19 @@ class Agreement:
             self.count += 1
             if found == expected:
                 return
-            if float in (type(found), type(expected)) and math.isclose(
-                found, expected, rel_tol=TOLERANCE, abs_tol=TOLERANCE
-            ):
+            if float in (type(found), type(expected)) and _close(found, expected):
                 self.rounded += 1
             else:
                 yield f"{at} was altered: {found!r} is stated, and {expected!r} is computed"
         elif found != expected or type(found) is not type(expected):
             yield f"{at} was altered: {short(found)} is stated, and {short(expected)} is computed"
+
+
+def _close(one: float, other: float) -> bool:
+    try:
+        return math.isclose(one, other, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
+    except OverflowError:  # an integer beyond every float
+        return False
 
 
 def about(item: Any) -> str:

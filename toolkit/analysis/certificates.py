@@ -18,6 +18,7 @@ from toolkit.analysis.missing import missing
 from toolkit.analysis.reports import Results
 from toolkit.analysis.study_evidence import evidence
 from toolkit.analysis.verdicts import verdicts
+from toolkit.analysis.windows import expect_losses
 from toolkit.errors import InputError
 from toolkit.records.certificate import Certificate, CertifiedArm, CertifiedDraws, CertifiedRoom, tied
 from toolkit.records.io import check_output, digest, read_bytes
@@ -56,6 +57,9 @@ def collected(results: Results, *, partial: bool = False) -> Certificate:
             "--partial certifies without them, as exploratory"
         )
     profile = reports.profile_of(results)
+    for run in [*results.arms.values(), *results.controls.values(), *results.oracles.values()]:
+        if run.rows is not None:  # draws of several reports have none
+            expect_losses(run, results.texts)
     found = evidence(results)
     hashes, heads = _read(results)
     status = locks.status(results)

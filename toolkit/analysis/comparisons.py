@@ -17,6 +17,10 @@ TOLERANCE = 0.001
 tolerance of its own."""
 
 
+LARGEST = 1e100
+"""The largest outcome in size that is compared: squares and sums of larger ones would leave the range of float64."""
+
+
 def matched(chance: Chance) -> bool:
     """Whether the draws hold the arm's memory, in the quantity that their law matches."""
     law = chance.law
@@ -197,9 +201,8 @@ def _finite(outcomes: Any, text: str, place: str) -> None:
     row = np.atleast_1d(np.asarray(outcomes[text], dtype=np.float64))
     if not len(row):
         raise InputError(f"{place}, text {text!r}: there is no draw; a comparison needs at least one")
-    bad = np.flatnonzero(~np.isfinite(row))
+    bad = np.flatnonzero(~(np.abs(row) <= LARGEST))
     if len(bad):
         draw = f", draw {int(bad[0])}" if "control" in place else ""
-        raise InputError(
-            f"{place}, text {text!r}{draw}: the outcome is {row[bad[0]]}; only finite ones can be compared"
-        )
+        allowed = "finite ones" if not np.isfinite(row[bad[0]]) else f"ones up to {LARGEST:g} in size"
+        raise InputError(f"{place}, text {text!r}{draw}: the outcome is {row[bad[0]]}; only {allowed} can be compared")

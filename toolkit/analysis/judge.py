@@ -148,6 +148,8 @@ def _declared(arms: Sequence[Arm], control: str | None, test: str | None, analys
     several = len({arm.chosen.budget for arm in arms if any(group.control == control for group in arm.groups)}) > 1
     if test is None:
         test = "joint" if several and all(group.law.chain for group in groups) else "each"
+    if not 0 <= analysis["margin"] < float("inf"):
+        raise InputError(f"margin {analysis['margin']} is no size: it is 0 or above")
     if analysis["margin"] and not analysis.get("margin_reason"):
         raise InputError(
             f"margin {analysis['margin']} has no reason: say why a smaller gap does not matter (margin_reason)"
@@ -162,8 +164,6 @@ def _declared(arms: Sequence[Arm], control: str | None, test: str | None, analys
         raise InputError(f"test {test!r} is unknown; {closest(test, ('each', 'joint'))}")
     if not 0 < analysis["level"] < 1:
         raise InputError(f"level {analysis['level']} is outside (0, 1)")
-    if not 0 <= analysis["margin"] < float("inf"):
-        raise InputError(f"margin {analysis['margin']} is no size: it is 0 or above")
     return Analysis(outcome="score", control=control, test=test, **analysis)
 
 
@@ -175,7 +175,7 @@ def _about(scores: Scores) -> dict[str, Any]:
         "lines": len(scores.values),
         "metrics": scores.metrics,
         "seeds": sorted(scores.seeds),
-        "part": scores.part,
+        "part": scores.part if rows else None,
         "rows": len(rows) or None,
     }
 

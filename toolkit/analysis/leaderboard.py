@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from toolkit.analysis import bootstrap, verification
+from toolkit.analysis.comparisons import LARGEST
 from toolkit.analysis.headroom import CANNOT_RANK
 from toolkit.analysis.inference import sign_over_models
 from toolkit.analysis.markdown_table import escape
@@ -143,7 +144,7 @@ def _of(file: str, certificate: Certificate) -> tuple[list[dict[str, Any]], list
             separated = [a for a in judged if a.budget in told and told[a.budget]["separated"]]
             for arm in judged:
                 if arm not in separated:
-                    reason = told[arm.budget]["reason"] if arm.budget in told else "the oracle was not measured"
+                    reason = _text(told[arm.budget]["reason"]) if arm.budget in told else "the oracle was not measured"
                     unplaced.append(head | {"budget": arm.budget, "reason": reason} | tail)
             place = _place([a.headroom[text] for a in separated], certificate)
             place |= {"of_budgets": len(judged), "measured": bool(told)}
@@ -172,16 +173,30 @@ def _tested(certificate: Certificate, arm: str, text: str) -> dict[str, Any]:
     claims = [c for c in found["claims"] if (c["arm"], c["text"]) == (arm, text)]
     joint = [j for j in found["joint"] if (j["arm"], j["text"], j["control"]) == (arm, text, control)]
     one = (claims if len(claims) == 1 else joint)[:1]
-    effects = [c["effect"]["standardized"] for c in one or claims]
+    effects = [_number(c["effect"]["standardized"]) for c in one or claims]
     known = [effect for effect in effects if effect is not None]
     sign = 1.0 if certificate.study.analysis.side == "less" else -1.0
     return {
-        "p": one[0]["p"] if one else None,
-        "adjusted": one[0].get("adjusted") if one else None,
-        "smallest_p": one[0]["smallest_p"] if one else None,
-        "verdict": one[0].get("verdict") if one else None,
+        "p": _number(one[0]["p"]) if one else None,
+        "adjusted": _number(one[0].get("adjusted")) if one else None,
+        "smallest_p": _number(one[0]["smallest_p"]) if one else None,
+        "verdict": _text(one[0].get("verdict")) if one else None,
         "effect": sign * float(np.mean(known)) if known else None,
     }
+
+
+def _number(value: Any) -> float | None:
+    """A number of a certificate's verdicts, which only `verify` computes again."""
+    if value is None or (type(value) in (int, float) and abs(value) <= LARGEST):
+        return value
+    raise TypeError(f"{value!s:.40} stands where a number is asked for")
+
+
+def _text(value: Any) -> str | None:
+    """A text of a certificate's verdicts."""
+    if value is None or isinstance(value, str):
+        return value
+    raise TypeError(f"{value!s:.40} stands where a text is asked for")
 
 
 def _signs(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -218,8 +233,10 @@ def render(data: dict[str, Any], format: str = "md") -> str:
 
 def _markdown(data: dict[str, Any]) -> str:
     how = "verified in full" if data["verified"] == "full" else "checked by seal (--verify makes every draw again)"
+    held = len(data["certificates"])
     parts = [
-        f"{len(data['certificates'])} certificates, {how}. 0 is chance, 1 the oracle; intervals are 95%, over windows.",
+        f"{held} certificate{'' if held == 1 else 's'}, {how}. 0 is chance, 1 the oracle; intervals are 95%, over "
+        "windows.",
         _table(
             ["model", "text", "selector", "placed", "interval", "budgets", "p", "smallest p", "models", "certificate"],
             [

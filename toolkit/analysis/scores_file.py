@@ -196,6 +196,8 @@ def _number(text: str) -> float | None:
 
 def _integer(text: str) -> int | None:
     """An integer, also as `0.0`, which is how a table with gaps writes it; or None."""
+    if text.isascii() and text.removeprefix("-").isdigit() and len(text) <= 4300:  # Python reads no longer ones
+        return int(text)  # a float would make one seed of two that lie above 2⁵³
     value = _number(text)
     return int(value) if value is not None and value.is_integer() else None
 
@@ -214,7 +216,9 @@ def write_template(
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(COLUMNS)
-    writer.writerows([name, model, budget, seed, metric, ""] for name, budget in selections for seed in seeds)
+    writer.writerows(
+        [name, model, budget, seed, metric, ""] for name, budget in selections for seed in dict.fromkeys(seeds)
+    )
     with atomic(path) as temporary:
         temporary.write_text(out.getvalue(), encoding="utf-8")
     return path

@@ -235,9 +235,12 @@ def _controls(
         draws = sorted(draws, key=lambda c: (c.draw is None, c.draw or 0, c.name))
         for number, c in enumerate(draws):
             if c.draw is not None and c.draw != number:
-                wrong = f"draw {number} of {selector} (seed {seed}) matched to {arm[:12]}"
-                what = "is missing" if c.draw > number else f"stands twice, as {draws[number - 1].path} and"
-                raise InputError(f"{wrong} {what}; draws are numbered from 0 on, and {c.path} is draw {c.draw}")
+                of = f"of {selector} (seed {seed}) matched to {arm[:12]}"
+                if c.draw < number:
+                    raise InputError(f"draw {c.draw} {of} stands twice, as {draws[number - 1].path} and {c.path}")
+                raise InputError(
+                    f"draw {number} {of} is missing; draws are numbered from 0 on, and {c.path} is draw {c.draw}"
+                )
         found.append((label if len(by_seed) == 1 else f"{label}@seed-{seed}", draws))
     return found
 

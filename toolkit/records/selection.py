@@ -11,6 +11,9 @@ from toolkit.errors import InputError
 from toolkit.records.budget import Budget
 from toolkit.records.io import File, Record, digest
 
+MOST = 2**63 - 1
+"""The largest total: sums of layers are kept in 64 bits."""
+
 
 class MatchedTo(Record):
     """The selection that a draw was matched to."""
@@ -72,6 +75,10 @@ class Selection(File):
     def _distinct(self) -> Selection:
         if len(set(self.layers)) != len(self.layers):
             raise InputError("a layer stands twice in the selection")
+        for what in ("parameters", "bytes"):
+            total, whole = getattr(self, what), min(self.of.get(what, MOST), MOST)
+            if not bool(self.layers) <= total <= whole or (total and not self.layers):
+                raise InputError(f"{what} is {total!s:.40} for {len(self.layers)} layers, of {whole:,} in all")
         return self
 
     @property
