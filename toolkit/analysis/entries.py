@@ -120,7 +120,7 @@ def notes(evidence: Evidence, controls: list[dict[str, Any]]) -> list[str]:
     return said
 
 
-def of_family(found: dict[str, Any] | None, reason: str | None, analysis: Any) -> list[str]:
+def of_family(found: dict[str, Any] | None, reason: str | None) -> list[str]:
     """What the declared family of claims is, and whether it can reach its level; or why nothing is tested."""
     if found is None:
         return [f"No claim is tested: {reason}."] if reason else []

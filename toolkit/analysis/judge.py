@@ -129,7 +129,7 @@ def judgement(
         "verdicts": verdicts,
     }
     controls = [c for arm in data["arms"] for c in arm["controls"]]
-    data["notes"] = entries.of_family(verdicts, None, declared) + entries.notes(found, controls)
+    data["notes"] = entries.of_family(verdicts, None) + entries.notes(found, controls)
     return data, found
 
 

@@ -193,7 +193,7 @@ def _notes(results: Results, data: dict[str, Any], of_comparisons: list[str]) ->
     notes = []
     if results.form == "small":
         notes.append("This is the small form of the study: fewer tokens, budgets and draws than the full one.")
-    notes += entries.of_family(data["verdicts"], data["untested"], results.study.analysis) + of_comparisons
+    notes += entries.of_family(data["verdicts"], data["untested"]) + of_comparisons
     extra = sorted({f"{a} at {b}" for b, a in results.arms} - {f"{a['arm']} at {a['budget']}" for a in data["arms"]})
     if extra:
         notes.append(f"Reports of arms that the study does not declare are left out: {', '.join(extra)}.")
