@@ -43,6 +43,7 @@ def named(arm: str, budget: str | None, control: str | None = None) -> str:
 
 
 def _exhausted(run: Run) -> bool:
-    """Whether the draws are all the subsets that the law holds."""
+    """Whether the draws may be all that the law gives: it has no more sets, or does not say how many it can draw."""
     assert run.law is not None and run.draws is not None
-    return run.law.feasible_subsets is not None and len(run.draws) >= run.law.feasible_subsets
+    law = run.law
+    return law.feasible_subsets is None or law.inclusion_draws is not None or len(run.draws) >= law.feasible_subsets

@@ -94,7 +94,9 @@ def select(
         found = [[s] for s in draws(selector, layers, budget, like=like_one, count=asked, seed=seed, **options)]
     write_folder(output, found, layers, form)
     if len(found) < asked:
-        print(f"only {len(found)} draws exist of the {asked} asked for; all are written", file=sys.stderr)
+        print(
+            f"only {len(found)} different draws were found of the {asked} asked for; all are written", file=sys.stderr
+        )
     print(f"wrote {sum(map(len, found))} selections to {output}", file=sys.stderr)
 
 
