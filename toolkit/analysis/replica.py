@@ -1,6 +1,8 @@
 """AQLoRA's own two tests, as a replica: both treat nested budgets of one model as independent, which they are not.
 
-A simulation in the tests records how often they reject under a true null. `toolkit.analysis.joint` is what to use.
+Simulated without any effect in the paper's design (5 models × 3 nested budgets × 10 draws, 4,000 studies), the sign
+test over 15 settings rejects 11.2% of the time at a nominal 5%, and the count over 150 draws 47.6%; a test repeats
+it. `toolkit.analysis.joint` is what to use: it rejects 5%.
 """
 
 from __future__ import annotations
