@@ -127,3 +127,32 @@ def test_what_cannot_be_compared_is_named(tmp_path, checkpoints, selector, more,
     with pytest.raises((InputError, ValueError), match=words):
         tk.compare(selector, checkpoints("llama"), out=tmp_path / "results", **(SMALL | more))
     assert not list((tmp_path / "results").glob("*/*"))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"window": 1}, "weight-norm: window: Input should be greater than 1"),
+        ({"batch": 0}, "batch: Input"),
+        ({"tokens": -5}, "tokens: Input"),
+        ({"level": 2}, r"analysis\.level: Input should be less than 1"),
+        ({"draws": 2.5}, r"draws: Input should be a valid integer"),
+        ({"draws": 10**9}, "at most 1,000,000 are made"),
+        ({"budgets": []}, "budgets: List should have at least 1 item"),
+        ({"budgets": [0.3]}, "budget 0.3 is no text"),
+        ({"budgets": ["layers=0.3", "layers=0.30"]}, "budgets names 'layers=0.3' twice"),
+        ({"budgets": "layers"}, "cannot read budget 'layers'"),
+        ({"seed": "x"}, "seed: Input"),
+    ],
+)
+def test_what_no_study_has_is_refused_before_any_work(checkpoints, tmp_path, given, message):
+    with pytest.raises(InputError, match=message):
+        tk.compare("weight-norm", checkpoints("llama"), out=tmp_path / "out", **(SMALL | given))
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_file_where_the_folder_should_be_is_refused(checkpoints, tmp_path):
+    (tmp_path / "out").write_text("mine")
+    with pytest.raises(InputError, match="out is a file, not a folder"):
+        tk.compare("weight-norm", checkpoints("llama"), out=tmp_path / "out", **SMALL)
+    assert (tmp_path / "out").read_text() == "mine"

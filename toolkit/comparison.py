@@ -17,9 +17,10 @@ from toolkit.errors import InputError, closest
 from toolkit.interfaces import Law, Selector
 from toolkit.records.budget import Budget
 from toolkit.records.certificate import Certificate
+from toolkit.records.io import check_output, parse
 from toolkit.records.profile import PROFILE, Profile
 from toolkit.records.report import REPORT
-from toolkit.records.study import DEMO_MODEL, Analysis, Arm, Control, Headroom, Study, slug
+from toolkit.records.study import DEMO_MODEL, Headroom, Study, slug
 from toolkit.registry import registry
 from toolkit.selection.select import draws as draw_of
 from toolkit.selection.select import select
@@ -101,32 +102,27 @@ def compare(
     folder = Path(out) if out is not None else Path(f"compare-{slug(made.key)}")
     if draws < 1:
         raise InputError(f"asked for {draws} draws of each law; at least 1 is needed")
-    limits = [b if isinstance(b, Budget) else Budget.parse(b) for b in budgets]
+    check_output(folder / PROFILE)
+    limits = [b if isinstance(b, Budget) else Budget.parse(b) for b in ([budgets] if _one(budgets) else budgets)]
     declared = _declared(control)
     needed = [registry.make("quantizer", key).key for key in dict.fromkeys([base, *made.quantizers])]
+    settings: dict[str, Any] = {"tokens": tokens, "window": window, "batch": batch, "base": base, "seed": seed}
+    settings |= {"level": level, "headroom": Headroom() if headroom else None}
+    declaration(made, os.fspath(model), limits, draws, [declared], declared, **settings)  # refused before any work
     laws = _with_draws(made, _profile(folder, model, needed, progress), limits, declared)
-    study = declaration(
-        made,
-        os.fspath(model),
-        limits,
-        draws,
-        laws,
-        declared,
-        tokens=tokens,
-        window=window,
-        batch=batch,
-        base=base,
-        level=level,
-        headroom=Headroom() if headroom else None,
-        seed=seed,
-    )
+    study = declaration(made, os.fspath(model), limits, draws, laws, declared, **settings)
     path = Path(certificate) if certificate is not None else folder / "control.json"
-    given = texts if texts is None or isinstance(texts, Mapping) else list(texts)
+    given = texts if texts is None or isinstance(texts, Mapping) else [str(texts)] if _one(texts) else list(texts)
     if not any(folder.glob(f"*/{REPORT}")):
         lock(study, out=folder, texts=given)
     run(study, out=folder, texts=given, device=device, dtype=dtype, progress=progress)
     found = certify(folder, path)
     return Comparison(folder, path, found, tuple(found.verdicts["sentences"]))
+
+
+def _one(given: Any) -> bool:
+    """Whether one is given where several are asked for: a text is no list of its letters."""
+    return isinstance(given, str | os.PathLike | Budget)
 
 
 def _profile(folder: Path, model: str | os.PathLike[str], quantizers: list[str], progress: bool) -> Profile:
@@ -188,28 +184,27 @@ def declaration(
     level: float,
     **settings: Any,
 ) -> Study:
-    """The study that judges one selector under several laws, one of them declared; `settings` are fields of it."""
+    """The study that judges one selector under several laws, one of them declared; `settings` are fields of it.
+
+    Raises:
+        InputError: a value that no study has; its key is named.
+    """
     several = len(budgets) > 1
-    controls = {
-        law.key: Control(
-            selector=law.key, draws=draws, chain=several and law.nests and (law.key == declared.key or law.shared)
-        )
-        for law in laws
-    }
-    claimed = controls[declared.key]
-    return Study(
-        name=f"compare-{slug(selector.key)}",
-        question=(
+    chains = {law.key: several and law.nests and (law.key == declared.key or law.shared) for law in laws}
+    test = "joint" if chains[declared.key] else "each"
+    data = {
+        "name": f"compare-{slug(selector.key)}",
+        "question": (
             f"Does protecting the layers that {selector.key} selects lower the loss more than protecting layers of the "
             "same memory that chance selects?"
         ),
-        model=model,
-        budgets=list(budgets),
-        arms=[Arm(selector=selector.key)],
-        controls=list(controls.values()),
-        analysis=Analysis(control=claimed.label, level=level, test="joint" if claimed.chain else "each"),
-        **settings,
-    )
+        "model": model,
+        "budgets": list(budgets),
+        "arms": [{"selector": selector.key}],
+        "controls": [{"selector": key, "draws": draws, "chain": chain} for key, chain in chains.items()],
+        "analysis": {"control": slug(declared.key), "level": level, "test": test},
+    }
+    return parse(Study, data | settings, f"the comparison of {selector.key}", {})
 
 
 def standard_laws() -> list[Law]:

@@ -104,6 +104,18 @@ def test_a_study_is_the_same_after_a_round_trip(write, tmp_path):
             r"small form\):20: unknown key 'budget'; did you mean 'budgets'",
         ),
         ("draws: 10", "draws: ten", r"small form\):21: controls\.0\.draws"),
+        (
+            "    like: [top]",
+            "    like: []",
+            "control 'counted': like is empty: leave it out for every arm, or name top",
+        ),
+        ("    like: [top]", "    like: [top, top]", "control 'counted': like names 'top' twice"),
+        ("  level: 0.01", "  arms: []", "analysis.arms is empty"),
+        ("  level: 0.01", "  arms: [top, top]", "analysis.arms names 'top' twice"),
+        ("  level: 0.01", "headroom: {arms: []}", "headroom.arms is empty"),
+        ("  level: 0.01", "  margin: 0.1\n  margin_reason: ' '", "margin 0.1 has no margin_reason"),
+        ("  - parameters: 0.1", "  - layers=0.050", "budgets names 'layers=0.05' twice"),
+        ("draws: 499", "draws: 1000000000000", "control 'matched': 1000000000000 draws; at most 1,000,000 are made"),
         ("name: ranking", "name: ranking\nname: other", r"study\.yaml:2: key 'name' stands twice"),
     ],
 )

@@ -93,6 +93,8 @@ class Budget(Record):
     @classmethod
     def parse(cls, text: str) -> Budget:
         """A budget from `layers=0.2`, `parameters=0.1` or `bytes=512MiB`."""
+        if not isinstance(text, str):
+            raise Refusal(f"budget {text!r:.60} is no text: write layers=0.2, parameters=0.1 or bytes=512MiB")
         return cls(**dict([_split(text)]))
 
     @property

@@ -19,6 +19,9 @@ STUDY_COPY = "study.json"
 """The study as it ran, kept beside its runs."""
 
 OUTCOMES = ("loss", "kl")
+MOST_DRAWS = 1_000_000
+"""The most draws of one control: they are all made before the first is measured, and kept."""
+
 DEMO_MODEL = "demo"
 """The model id that stands for the embedded demo model."""
 
@@ -105,7 +108,7 @@ class Analysis(Record):
 
     @model_validator(mode="after")
     def _reasoned(self) -> Analysis:
-        if self.margin and not self.margin_reason:
+        if self.margin and not (self.margin_reason or "").strip():
             raise InputError(f"margin {self.margin} has no margin_reason: say why a smaller gap does not matter")
         return self
 
@@ -205,6 +208,16 @@ class Study(File):
             for name in names:
                 if names.count(name) > 1:
                     raise InputError(f"two {what}s are called {name!r}; give one of them a name of its own")
+        listed = {f"control {c.label!r}: like": c.like for c in self.controls} | {"analysis.arms": self.analysis.arms}
+        if self.headroom is not None:
+            listed["headroom.arms"] = self.headroom.arms
+        for where, given in listed.items():
+            if given == []:
+                raise InputError(f"{where} is empty: leave it out for every arm, or name {' or '.join(arms)}")
+        for where, given in (listed | {"budgets": [str(b) for b in self.budgets]}).items():
+            for name in given or []:
+                if (given or []).count(name) > 1:
+                    raise InputError(f"{where} names {name!r} twice; once is enough")
         for arm in self.arms:
             if arm.total_of is None:
                 continue
@@ -215,6 +228,8 @@ class Study(File):
                     f"arm {arm.label!r}: total_of names {arm.total_of!r}, which takes its total from another arm"
                 )
         for control in self.controls:
+            if control.draws > MOST_DRAWS:
+                raise InputError(f"control {control.label!r}: {control.draws} draws; at most {MOST_DRAWS:,} are made")
             for like in control.like or []:
                 if like not in arms:
                     raise InputError(f"control {control.label!r}: like names {like!r}; {closest(like, arms)}")

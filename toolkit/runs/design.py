@@ -9,7 +9,7 @@ control are families over all budgets, each budget's run holds its member of eve
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from toolkit.errors import InputError
 from toolkit.interfaces import Law, Selector
@@ -112,6 +112,11 @@ def _check_analysis(study: Study) -> None:
 def _check_headroom(study: Study) -> None:
     assert study.headroom is not None
     control = _declared(study)
+    for taken in (ORACLE, ANTI):
+        if taken in [one.label for one in study.controls]:
+            raise InputError(
+                f"a control is called {taken!r}, as a reference selection of headroom is; name it otherwise"
+            )
     if study.headroom.fit == "ridge":
         for arm in _with_room(study):
             if arm not in study.likes(control):
@@ -203,16 +208,17 @@ def _control_run(
         control=control.label,
         like=selections.arm(label, budget),
         chain=together,
-        labels=tuple(_control_labels(study, control, len(found), together)),
+        labels=tuple(_control_labels(study, control, found, together)),
     )
 
 
-def _control_labels(study: Study, control: Control, found: int, together: bool) -> list[str]:
-    """What must be said of so many draws of a control."""
-    said = []
+def _control_labels(study: Study, control: Control, drawn: Sequence[Selection], together: bool) -> list[str]:
+    """What must be said of these draws of a control."""
+    said, found = [], len(drawn)
     if found < control.draws:
         what = "families" if together else "subsets"
-        said.append(f"only {found} {what} exist of the {control.draws} draws asked for; all are used")
+        few = f"{what} exist" if found == drawn[0].feasible_subsets else f"different {what} were found"
+        said.append(f"only {found} {few} of the {control.draws} draws asked for; all are used")
     analysis = study.analysis
     reached = study.reachable(found)
     if control.label == analysis.control and reached > analysis.level:

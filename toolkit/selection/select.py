@@ -15,6 +15,7 @@ from toolkit.records.budget import Budget
 from toolkit.records.io import digest
 from toolkit.records.profile import Profile
 from toolkit.records.selection import MatchedTo, Selection
+from toolkit.records.study import MOST_DRAWS
 from toolkit.registry import registry
 from toolkit.selection.ranking import nothing
 
@@ -184,6 +185,8 @@ class _Question:
             raise InputError(f"{self.selector.key} is not random: it has one answer, and draws of it make no control")
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
             raise InputError(f"asked for {count} draws of {self.selector.key}; at least 1 is needed")
+        if count > MOST_DRAWS:
+            raise InputError(f"asked for {count} draws of {self.selector.key}; at most {MOST_DRAWS:,} are made")
 
     def _check_like(self, key: str, like: Selection) -> None:
         selector = self.selector
