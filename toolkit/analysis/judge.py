@@ -16,7 +16,7 @@ from toolkit.analysis.score_evidence import evidence
 from toolkit.analysis.scores_file import Scores, read_scores, write_template
 from toolkit.analysis.selection_files import Arm, Chosen, grouped, read_selections
 from toolkit.errors import InputError, closest
-from toolkit.records.io import read_bytes
+from toolkit.records.io import parse, read_bytes
 from toolkit.records.study import Analysis
 
 SCHEMA = 1
@@ -148,23 +148,7 @@ def _declared(arms: Sequence[Arm], control: str | None, test: str | None, analys
     several = len({arm.chosen.budget for arm in arms if any(group.control == control for group in arm.groups)}) > 1
     if test is None:
         test = "joint" if several and all(group.law.chain for group in groups) else "each"
-    if not 0 <= analysis["margin"] < float("inf"):
-        raise InputError(f"margin {analysis['margin']} is no size: it is 0 or above")
-    if analysis["margin"] and not analysis.get("margin_reason"):
-        raise InputError(
-            f"margin {analysis['margin']} has no reason: say why a smaller gap does not matter (margin_reason)"
-        )
-    for name, allowed in (
-        ("side", ("less", "greater")),
-        ("correction", ("holm", "max-t", "none")),
-    ):
-        if analysis[name] not in allowed:
-            raise InputError(f"{name} {analysis[name]!r} is unknown; {closest(analysis[name], allowed)}")
-    if test not in ("each", "joint"):
-        raise InputError(f"test {test!r} is unknown; {closest(test, ('each', 'joint'))}")
-    if not 0 < analysis["level"] < 1:
-        raise InputError(f"level {analysis['level']} is outside (0, 1)")
-    return Analysis(outcome="score", control=control, test=test, **analysis)
+    return parse(Analysis, {"outcome": "score", "control": control, "test": test} | analysis, "the analysis", {})
 
 
 def _about(scores: Scores) -> dict[str, Any]:
