@@ -15,6 +15,7 @@ from toolkit import __version__
 from toolkit.analysis import locks, reports
 from toolkit.analysis.evidence import Chance, Evidence, Judged, Room
 from toolkit.analysis.missing import missing
+from toolkit.analysis.regeneration import plugins
 from toolkit.analysis.reports import Results
 from toolkit.analysis.study_evidence import evidence
 from toolkit.analysis.verdicts import verdicts
@@ -207,8 +208,6 @@ def drawn_hashes(layers: list[str], outcomes: Mapping[str, list[float]]) -> list
 
 def _provenance(results: Results, heads: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """With what, where and when the runs were made: one value where all agree, else all of them; and the plug-ins."""
-    from toolkit.analysis.regeneration import plugins
-
     runs = [head["provenance"] for head in heads.values()]
     found: dict[str, Any] = {}
     for key in ("toolkit", "python", "packages", "device", "compute_dtype", "commit", "dirty"):

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from toolkit.analysis.evidence import mismatch
 from toolkit.analysis.regeneration import Regeneration
-from toolkit.analysis.study_evidence import largest
 from toolkit.records.certificate import CertifiedDraws, tied
 from toolkit.records.selection import Selection
 from toolkit.records.study import Control
@@ -109,7 +109,7 @@ def law_complaints(
     law, family = item.law, together(declared)
     roles = None if law.expected is None or first.inclusion is None else laws.expected(first.inclusion, made.profile)
     own = laws.declared(registry.make("selector", declared.selector))
-    off = np.array([selection.parameters for selection in expected], dtype=np.int64) / like.parameters - 1
+    mean, largest = mismatch(np.array([s.parameters for s in expected], dtype=np.int64), like.parameters)
     facts = [
         ("selector", law.selector, first.selector),
         ("options", law.options, first.options),
@@ -122,7 +122,7 @@ def law_complaints(
         ("chain", law.chain, family),
         *((key, getattr(law, key), given) for key, given in own.items()),
         ("family", item.family, list(made.budgets) if family else None),
-        ("mismatch", item.mismatch, {"mean": float(off.mean()), "largest": largest(off)}),
+        ("mismatch", item.mismatch, {"mean": mean, "largest": largest}),
     ]
     for key, found, given in facts:
         if not _same(found, given):

@@ -83,3 +83,10 @@ class Evidence:
     analysis: Analysis
     headroom: Headroom | None = None
     unit: str = "nats a token"
+
+
+def mismatch(parameters: np.ndarray, target: int) -> tuple[float, float]:
+    """(mean, largest) of (draw − arm)/arm of the parameters; the largest is the value furthest from zero, signed."""
+    off = parameters / target - 1
+    low, high = float(off.min()), float(off.max())
+    return float(off.mean()), high if abs(high) >= abs(low) else low

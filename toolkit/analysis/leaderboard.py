@@ -17,7 +17,7 @@ from toolkit.analysis import bootstrap, verification
 from toolkit.analysis.comparisons import LARGEST
 from toolkit.analysis.headroom import CANNOT_RANK
 from toolkit.analysis.inference import sign_over_models
-from toolkit.analysis.markdown_table import escape
+from toolkit.analysis.markdown_table import escape, table
 from toolkit.analysis.methods import identifier
 from toolkit.errors import InputError, closest
 from toolkit.records.certificate import Certificate, CertifiedArm, CertifiedRoom
@@ -237,7 +237,7 @@ def _markdown(data: dict[str, Any]) -> str:
     parts = [
         f"{held} certificate{'' if held == 1 else 's'}, {how}. 0 is chance, 1 the oracle; intervals are 95%, over "
         "windows.",
-        _table(
+        table(
             ["model", "text", "selector", "placed", "interval", "budgets", "p", "smallest p", "models", "certificate"],
             [
                 [
@@ -259,7 +259,7 @@ def _markdown(data: dict[str, Any]) -> str:
     if data["signs"]:
         parts += ["Sign test over models (two-sided; one number a model):"]
         signs = [[s["selector"], f"{s['below']} of {s['models']}", f"{s['p']:.3g}"] for s in data["signs"]]
-        parts.append(_table(["selector", "models better than chance", "p"], signs))
+        parts.append(table(["selector", "models better than chance", "p"], signs))
     if data["unplaced"]:
         lines = [
             f"- {escape(u['arm'])} on {escape(u['text'])} of {escape(u['model'])} at {u['budget']}: "
@@ -280,11 +280,3 @@ def _placed(row: dict[str, Any]) -> str:
     if row["placed"] is not None:
         return f"{row['placed']:.2f}"
     return CANNOT_RANK if row["measured"] else "no oracle was measured"
-
-
-def _table(heading: list[str], rows: list[list[str]]) -> str:
-    lines = [[escape(cell) for cell in row] for row in [heading, *rows]]
-    widths = [max(3, *(len(line[at]) for line in lines)) for at in range(len(heading))]
-    padded = [[cell.ljust(width) for cell, width in zip(line, widths, strict=True)] for line in lines]
-    padded.insert(1, ["-" * width for width in widths])
-    return "\n".join(f"| {' | '.join(line)} |" for line in padded)

@@ -12,7 +12,7 @@ def render(data: dict[str, Any]) -> str:
     """Caption lines, then one table after the other, then what was found in sentences."""
     parts = ["\n".join(f"- {escape(line)}" for line in caption(data))]
     for grid in grids(data):
-        parts += [f"**{escape(grid.caption)}**", _grid(grid)]
+        parts += [f"**{escape(grid.caption)}**", table(grid.heading, grid.rows)]
     if found := sentences(data):
         parts += ["**In sentences**", "\n".join(f"- {escape(line)}" for line in found)]
     return "\n\n".join(parts)
@@ -26,10 +26,12 @@ def escape(text: str) -> str:
     return text
 
 
-def _grid(grid: Grid) -> str:
-    lines = [[escape(cell) for cell in row] for row in [grid.heading, *grid.rows]]
-    widths = [max(3, *(len(line[at]) for line in lines)) for at in range(len(grid.heading))]
-    right = [grid.numeric(at) for at in range(len(grid.heading))]
+def table(heading: list[str], rows: list[list[str]]) -> str:
+    """One table; columns of numbers are set to the right."""
+    grid = Grid("", heading, rows)
+    lines = [[escape(cell) for cell in row] for row in [heading, *rows]]
+    widths = [max(3, *(len(line[at]) for line in lines)) for at in range(len(heading))]
+    right = [grid.numeric(at) for at in range(len(heading))]
 
     def line(cells: list[str]) -> str:
         padded = [c.rjust(w) if r else c.ljust(w) for c, w, r in zip(cells, widths, right, strict=True)]

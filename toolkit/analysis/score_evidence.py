@@ -7,10 +7,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from toolkit.analysis.evidence import Chance, Evidence, Judged
+from toolkit.analysis.evidence import Chance, Evidence, Judged, mismatch
 from toolkit.analysis.scores_file import Scores
 from toolkit.analysis.selection_files import Arm, Chosen, Group, budgets
-from toolkit.analysis.study_evidence import largest
 from toolkit.errors import InputError, closest
 from toolkit.records.budget import Budget
 from toolkit.records.study import Analysis
@@ -188,11 +187,10 @@ def evidence(found: Sequence[Chosen], arms: Sequence[Arm], scores: Scores, analy
 
 def _chance(arm: Arm, group: Group, values: dict[str, np.ndarray], at: dict[object, int]) -> Chance:
     places = [at[c.path] for c in group.draws]
-    mismatch = np.array([c.parameters for c in group.draws]) / arm.chosen.parameters - 1
     return Chance(
         control=group.control,
         law=group.law.model_copy(update={"like": arm.label}),
         asked=len(group.draws),
-        mismatch=(float(mismatch.mean()), largest(mismatch)),
+        mismatch=mismatch(np.array([c.parameters for c in group.draws]), arm.chosen.parameters),
         outcomes={metric: column[places] for metric, column in values.items()},
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from toolkit.analysis import windows
-from toolkit.analysis.evidence import Chance, Evidence, Judged, Room
+from toolkit.analysis.evidence import Chance, Evidence, Judged, Room, mismatch
 from toolkit.analysis.report_file import Run
 from toolkit.analysis.reports import Results
 from toolkit.errors import InputError
@@ -60,20 +60,13 @@ def _judged(results: Results, budget: str, run: Run) -> Judged:
 
 def _chance(results: Results, arm: Run, control: Control, run: Run) -> Chance:
     assert arm.selection is not None and run.law is not None and run.draws is not None
-    mismatch = run.draws.parameters / arm.selection.parameters - 1
     return Chance(
         control=control.label,
         law=run.law,
         asked=control.draws,
-        mismatch=(float(mismatch.mean()), largest(mismatch)),
+        mismatch=mismatch(run.draws.parameters, arm.selection.parameters),
         outcomes={text: run.draws.outcomes[text][results.study.analysis.outcome] for text in results.texts},
     )
-
-
-def largest(mismatch: np.ndarray) -> float:
-    """The value furthest from zero, with its sign."""
-    low, high = float(mismatch.min()), float(mismatch.max())
-    return high if abs(high) >= abs(low) else low
 
 
 def _headroom(results: Results, budget: str, arm: Run) -> dict[str, Room]:
