@@ -48,9 +48,9 @@ def names(profile, indexes):
         model=profile.model,
         fingerprint=profile.fingerprint,
         layers=[profile.names[i] for i in sorted(indexes)],
-        parameters=1,
-        bytes=2,
-        of={"layers": len(profile), "parameters": 1, "bytes": 2},
+        parameters=len(indexes),
+        bytes=2 * len(indexes),
+        of={"layers": len(profile), "parameters": len(profile), "bytes": 2 * len(profile)},
     )
 
 

@@ -136,8 +136,8 @@ def test_the_law_equals_enumeration(data):
         model="m",
         fingerprint="f",
         layers=[f"m.{i}" for i in sorted(chosen)],
-        parameters=0,
-        bytes=0,
+        parameters=sum(rows[i].parameters for i in chosen),
+        bytes=sum(rows[i].bytes for i in chosen),
         of={},
     )
     constraint = data.draw(st.sampled_from(CONSTRAINTS))
