@@ -378,6 +378,62 @@ def test_a_changed_declaration_is_named(edited):
     refused(edited(lambda d: d["study"]["controls"][0].update(draws=8)), "its asked is 9, and the study declares 8")
 
 
+def sound_but(edited, change):
+    """A forgery of which everything that is computed is right: hashes, verdicts, seal."""
+    from toolkit.analysis.certificates import evidence_of, scored
+    from toolkit.analysis.verdicts import verdicts
+    from toolkit.records.io import parse
+
+    def forge(data):
+        change(data)
+        for item, made in zip(data["arms"], parse(Certificate, data, "it").arms, strict=True):
+            item["scored"] = scored(made.hash, made.outcomes, made.headroom)
+        data["verdicts"] = json.loads(json.dumps(verdicts(evidence_of(parse(Certificate, data, "it")))))
+
+    return edited(forge)
+
+
+def room(data):
+    return arm(data)["headroom"]["wikitext2"]
+
+
+def shortened(data):
+    for key in ("tokens", "chance", "arm", "oracle", "anti"):
+        del room(data)[key][-1]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda d: arm(d).update(headroom={}), "layers=0.2 lacks its scored windows of text 'python-topics', and the"),
+        (lambda d: arm(d)["headroom"].pop("wikitext2"), "lacks its scored windows of text 'wikitext2'"),
+        (lambda d: arm(d)["headroom"].update(more=room(d)), "holds scored windows of 'more', for which the study"),
+        (shortened, "are scored"),
+        (lambda d: room(d)["tokens"].__setitem__(0, 1), "and others are stated"),
+        (lambda d: room(d)["draws"].pop(), "the scored windows are of 8 draws, and the control has 9"),
+        (lambda d: room(d)["chance"].__setitem__(0, 5.0), "the mean of the draws is"),
+        (lambda d: room(d)["draws"].__setitem__(0, 5.0), "the mean of the draws is"),
+        (lambda d: d["texts"]["wikitext2"].update(windows=0), "text 'wikitext2' has 0 windows"),
+        (lambda d: d["reports"].clear(), "it names 0 reports, and its numbers are of"),
+        (lambda d: d["reports"].update({next(iter(d["reports"])): "none"}), "has hash none, which is no SHA-256"),
+        (lambda d: d["lock"].update(created="2999-01-01T00:00:00+00:00"), "its lock is younger than its first run"),
+        (lambda d: d["lock"].update(created="once"), "its lock was made once, and its first run started"),
+        (lambda d: d["provenance"].update(started=None), "its first run started None: no times"),
+    ],
+)
+def test_what_a_whole_certificate_holds_cannot_go(edited, change, said):
+    refused(sound_but(edited, change), said)
+
+
+def test_windows_too_large_to_be_squared_are_named(edited):
+    path = edited(lambda d: room(d)["arm"].__setitem__(0, 1e308))
+    refused(path, "number 0 of the arm windows on wikitext2 is 1e+308")
+
+
+def test_a_forgery_without_a_change_is_the_certificate(edited, certified):
+    assert sound_but(edited, lambda d: None).read_text() == certified[1].read_text()
+
+
 def test_an_altered_verdict_is_named(edited):
     def p(data):
         data["verdicts"]["claims"][0]["p"] = 0.001

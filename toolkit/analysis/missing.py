@@ -26,6 +26,11 @@ def missing(results: Results) -> list[str]:
             if headroom is not None and arm.label in (headroom.arms or [arm.label]):
                 absent = [name for name in (ORACLE, ANTI) if (budget, arm.label, name) not in results.oracles]
                 lost += [f"{name} of {arm.label} at {budget}" for name in absent]
+                runs = [results.arms.get((budget, arm.label))]
+                runs += [results.oracles.get((budget, arm.label, name)) for name in (ORACLE, ANTI)]
+                runs += [results.controls.get((budget, arm.label, study.analysis.control))]
+                if all(run is not None for run in runs) and any(run.rows is None for run in runs if run is not None):
+                    lost.append(windows_of(arm.label, budget))
         for control in study.controls:
             for label in study.likes(control):
                 run, where = results.controls.get((budget, label, control.label)), named(label, budget, control.label)
@@ -34,6 +39,11 @@ def missing(results: Results) -> list[str]:
                 elif run.draws is not None and len(run.draws) < control.draws and not _exhausted(run):
                     lost.append(f"{control.draws - len(run.draws)} of {control.draws} draws of {where}")
     return lost
+
+
+def windows_of(arm: str, budget: str) -> str:
+    """An arm's windows, which draws of several reports have not, in words."""
+    return f"windows of {arm} at {budget}"
 
 
 def named(arm: str, budget: str | None, control: str | None = None) -> str:

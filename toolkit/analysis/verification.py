@@ -7,7 +7,6 @@ arms, every draw and law, every number of the verdicts, and last the seal and th
 from __future__ import annotations
 
 import hashlib
-import math
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,6 +16,8 @@ from toolkit import __version__
 from toolkit.analysis import methods, reports
 from toolkit.analysis.agreement import TOLERANCE, Agreement, short
 from toolkit.analysis.certificates import collected, evidence_of, scored
+from toolkit.analysis.comparisons import LARGEST
+from toolkit.analysis.completeness import complaints as whole
 from toolkit.analysis.draw_check import draw_complaints, law_complaints
 from toolkit.analysis.missing import named
 from toolkit.analysis.regeneration import Regeneration
@@ -131,6 +132,7 @@ def check(certificate: Certificate, refusal: str) -> Verified:
             _raise(refusal, _arm(arm, made))
         draws = sum(_control(item, made, refusal) for item in certificate.controls)
         _raise(refusal, _locked(certificate))
+        _raise(refusal, whole(certificate))
         computed = verdicts(evidence_of(certificate))
         _raise(refusal, numbers.differences(certificate.verdicts, computed, "verdicts"))
     except InputError as error:
@@ -157,22 +159,22 @@ def _raise(refusal: str, complaints: Iterator[str]) -> None:
 
 
 def _finite(certificate: Certificate) -> Iterator[str]:
-    """Scores that are no finite number."""
+    """Scores that are no finite number, or too large to be compared."""
     for arm in certificate.arms:
         where = named(arm.arm, arm.budget)
         for text, value in arm.outcomes.items():
-            if not math.isfinite(value):
+            if not abs(value) <= LARGEST:
                 yield f"{where}: its outcome on {text} is {value}"
         for text, room in arm.headroom.items():
             for key in type(room).model_fields:
-                bad = [at for at, value in enumerate(getattr(room, key)) if not math.isfinite(value)]
+                bad = [at for at, value in enumerate(getattr(room, key)) if not abs(value) <= LARGEST]
                 if bad:
                     yield f"{where}: number {bad[0]} of the {key} windows on {text} is {getattr(room, key)[bad[0]]}"
     for item in certificate.controls:
         where = named(item.arm, item.budget, item.control)
         for text, values in item.outcomes.items():
             for at, value in enumerate(values):
-                if not math.isfinite(value):
+                if not abs(value) <= LARGEST:
                     yield f"draw {at} of {where}: its outcome on {text} is {value}"
 
 
