@@ -548,7 +548,7 @@ def test_what_calibrates_is_missed(builders, tmp_path):
 
     study = builders.make_full_study(draws=3, few=3, budgets=("layers=0.1",), test="each")
     made = builders.Builder(tmp_path / "study", study)
-    made.write()
+    made.write(rows=True)
     for run in ("repeat--base", "sweep--quantize", "layers-0.1--top-error--anti-oracle"):
         shutil.rmtree(made.results / run)
     assert summary(made.folder)["missing"] == [
@@ -556,6 +556,9 @@ def test_what_calibrates_is_missed(builders, tmp_path):
         "the quantize sweep",
         "anti-oracle of top-error at layers=0.1",
     ]
+    report = made.results / "layers-0.1--bottom-error" / "report.json"
+    report.write_text(json.dumps(json.loads(report.read_text()) | {"rows": None}))
+    assert summary(made.folder)["missing"][-1] == "windows of bottom-error at layers=0.1"
 
 
 def test_csv_holds_claims_and_headroom(full, everything):
