@@ -388,7 +388,7 @@ def test_the_small_form_says_so_everywhere(study, capsys, facts):
         ({"arms": [{"selector": "random-matched", "name": "top-error"}]}, "can only be a control"),
         ({"tokens": 63}, "less than one window"),
         ({"window": 128, "tokens": None, "texts": {"a": "nowhere.txt"}}, "no file nowhere.txt"),
-        ({"budgets": ["layers=0.2", "layers=0.20"]}, "share the folder"),
+        ({"budgets": ["layers=0.2", "layers=0.20"]}, "budgets names 'layers=0.2' twice"),
     ],
 )
 def test_studies_that_cannot_run_are_refused(study, change, message):

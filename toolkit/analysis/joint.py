@@ -63,7 +63,7 @@ def joint(
     Raises:
         InputError: shapes that do not fit, no family, a number that is not finite, or a wrong side.
 
-    Source: the statistic is the issue's; the ranking of exchangeable families is Phipson & Smyth (2010).
+    Source: the ranking of exchangeable families is Phipson & Smyth (2010); the statistic is our choice.
     """
     value, drawn = _arrays(values, draws, what)
     if side not in ("less", "greater"):
