@@ -553,7 +553,7 @@ def test_a_partial_certificate_is_exploratory(folder, tmp_path):
     out = tmp_path / "control.json"
     made = certify(folder, out, partial=True)
     assert "control composition of bottom-error at layers=0.2" in made.missing and len(made.missing) == 2
-    assert "the study is incomplete, without 2 of its runs" in made.exploratory[-1]
+    assert "the study is incomplete: 2 of its runs are missing" in made.exploratory[-1]
     assert verify(out, folder).controls == 12
     forged = json.loads(out.read_text())
     forged["missing"] = []

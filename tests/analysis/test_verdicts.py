@@ -175,7 +175,7 @@ def test_a_sentence_says_it_all():
     ]
     with_room = verdicts(evidence({"top": -4.0}, texts=("a",), budgets=(None,), headroom=True, unit="nats"))
     assert with_room["sentences"][0].startswith("top is better than chance on a: its loss is 0.0")
-    assert " nats below the median draw of matched, -" in with_room["sentences"][0]
+    assert " nats below the median draw of matched, −" in with_room["sentences"][0]
     assert "On held-out windows, it goes 2" in with_room["sentences"][0]
 
 

@@ -64,9 +64,6 @@ def collected(results: Results, *, partial: bool = False) -> Certificate:
     found = evidence(results)
     hashes, heads = _read(results)
     status = locks.status(results)
-    reasons = list(status.reasons)
-    if lost:
-        reasons.append(f"the study is incomplete, without {len(lost)} of its runs: {_listed(lost)}")
     study = results.study.model_copy(
         update={"small": None, "texts": {name: Path(source).name for name, source in results.study.texts.items()}}
     )
@@ -76,7 +73,7 @@ def collected(results: Results, *, partial: bool = False) -> Certificate:
         profile_hash=profile.hash,
         texts=results.texts,
         lock=Lock.load(results.folder / LOCK) if status.hash is not None else None,
-        exploratory=reasons,
+        exploratory=list(status.reasons),
         missing=lost,
         settings=results.settings,
         arms=[_arm(results, profile, judged) for judged in found.arms],

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from decimal import Decimal
 
+from toolkit.analysis import sentences
+
 NOTHING = "–"
 
 
@@ -42,10 +44,7 @@ def percent(fraction: float) -> str:
 
 def share(fraction: float | None) -> str:
     """A percentage without decimals."""
-    if fraction is None:
-        return NOTHING
-    text = f"{100 * fraction:.0f}"
-    return ("0" if float(text) == 0 else text).replace("-", "−") + "%"
+    return NOTHING if fraction is None else sentences.percent(fraction)
 
 
 def count(number: int | None) -> str:

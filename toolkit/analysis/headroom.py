@@ -11,6 +11,7 @@ from toolkit.analysis import bootstrap
 from toolkit.analysis.bootstrap import Interval
 from toolkit.analysis.evidence import Room
 from toolkit.analysis.inference import Side, paired, rank
+from toolkit.analysis.sentences import percent
 from toolkit.errors import InputError
 from toolkit.records.study import Headroom
 
@@ -103,10 +104,10 @@ def _reason(test: dict[str, Any], level: float) -> str | None:
 def _sentence(found: dict[str, Any]) -> str:
     if not found["separated"]:
         return f"{CANNOT_RANK}: the oracle is not separated from chance ({found['reason']})"
-    share = f"it goes {100 * found['headroom']:.0f}% of the way from chance to the oracle"
+    share = f"it goes {percent(found['headroom'])} of the way from chance to the oracle"
     if found["low"] is None:
         return f"{share} (the {found['windows']} windows do not bound it)"
-    return f"{share} (95% interval over windows {100 * found['low']:.0f}% to {100 * found['high']:.0f}%)"
+    return f"{share} (95% interval over windows {percent(found['low'])} to {percent(found['high'])})"
 
 
 def _check(room: Room, what: str) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from toolkit.analysis.missing import missing
 from toolkit.errors import InputError
 from toolkit.records.lock import LOCK, Lock, differences
 
@@ -33,7 +34,8 @@ def status(results: Results) -> Status:
     """Whether a study's results are confirmatory, from the files in its folder alone.
 
     They are where the lock file beside them declares this very study (analysis, declaration, form), of these
-    weights and texts, was written before the first run started, and every report carries its hash.
+    weights and texts, was written before the first run started, every report carries its hash, and every declared run
+    is there.
     """
     path = results.folder / LOCK
     carried = [mark for mark in results.marks if mark.lock is not None]
@@ -54,8 +56,16 @@ def status(results: Results) -> Status:
         *differences(lock, results.study, results.fingerprint, hashes),
         *_carried(found, results.marks),
         *_younger(lock, results.marks),
+        *_incomplete(results),
     ]
     return Status(not reasons, tuple(reasons), found)
+
+
+def _incomplete(results: Results) -> Iterator[str]:
+    lost = missing(results)
+    if lost:
+        more = f" and {len(lost) - 5} more" if len(lost) > 5 else ""
+        yield f"the study is incomplete: {len(lost)} of its runs are missing ({', '.join(lost[:5])}{more})"
 
 
 def _carried(lock: str, marks: Iterable[Mark]) -> Iterator[str]:

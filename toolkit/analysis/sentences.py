@@ -52,7 +52,7 @@ def size(found: dict[str, Any], family: dict[str, Any]) -> str:
         distance = f"{number(abs(gap))} {found['effect']['unit']}"
         level = f"is {distance} {side} the median draw of {found['control']}{mean}"
     spread = found["effect"]["standardized"]
-    deviations = f", {spread:+.2f} standard deviations of the draws" if spread is not None else ""
+    deviations = f", {signed(spread)} standard deviations of the draws" if spread is not None else ""
     return f"its {family['outcome']} {level}{deviations}"
 
 
@@ -111,6 +111,17 @@ def p_value(p: float) -> str:
     if p >= 0.001:
         return f"{p:.3f}".removeprefix("0")
     return f"{p:.2g}"
+
+
+def percent(fraction: float) -> str:
+    """A percentage without decimals; a real minus, and none before zero."""
+    text = f"{100 * fraction:.0f}"
+    return ("0" if float(text) == 0 else text).replace("-", "−") + "%"
+
+
+def signed(value: float) -> str:
+    """Two decimals with a sign; a real minus."""
+    return f"{value:+.2f}".replace("-", "−")
 
 
 def number(value: float) -> str:
