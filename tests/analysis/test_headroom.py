@@ -13,7 +13,7 @@ from toolkit.analysis.headroom import CANNOT_RANK, headroom
 from toolkit.errors import InputError
 from toolkit.records.study import Headroom
 
-SETTINGS = Headroom()
+SETTINGS = Headroom(block=1)
 
 
 def room(windows=16, draws=99, oracle=-0.05, anti=0.05, arm=-0.01, noise=0.002, seed=0):

@@ -138,14 +138,15 @@ class Headroom(Record):
             which layers they hold.
         arms: the arms whose memory the reference selections hold; every arm where it is left out.
         within: tolerance of that memory, a fraction of the arm's parameters.
-        block: windows a block of the bootstrap.
+        block: windows a block of the bootstrap; 2 covers windows that depend a little on their neighbours, as those
+            of a running text do (coverage in simulation: `toolkit.analysis.bootstrap`).
         resamples: of the bootstrap.
     """
 
     fit: Literal["sweep", "ridge"] = "sweep"
     arms: list[str] | None = None
     within: Decimal = Field(default=Decimal("0.001"), ge=0, lt=1)
-    block: int = Field(default=1, gt=0)
+    block: int = Field(default=2, gt=0)
     resamples: int = Field(default=2000, ge=200, le=100_000)
 
 
