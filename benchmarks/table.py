@@ -30,7 +30,7 @@ from toolkit.records.report import REPORT
 from toolkit.records.study import Study
 
 HERE = Path(__file__).parent
-TABLE = "import sys; from toolkit.analysis.table import table; sys.stdout.write(table(sys.argv[1]))"
+TABLE = "import sys; from toolkit.analysis.printing.table import table; sys.stdout.write(table(sys.argv[1]))"
 BUDGETS = ("layers=0.05", "layers=0.1", "layers=0.2")
 
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from toolkit.analysis.certificates import certify
+from toolkit.analysis.certificates.certifying import certify
 from toolkit.records.certificate import Certificate
 
 HERE = Path(__file__).parent

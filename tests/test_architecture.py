@@ -45,10 +45,10 @@ def test_the_contracts_can_break(tmp_path):
     shutil.copytree(ROOT / "plugins" / "toolkit_plugins", tmp_path / "toolkit_plugins")
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     module = tmp_path / "toolkit" / "weights" / "layers.py"
-    module.write_text(module.read_text() + "\nimport toolkit.analysis.inference\n")
+    module.write_text(module.read_text() + "\nimport toolkit.analysis.statistics.inference\n")
     code = "import sys; from importlinter.cli import lint_imports; sys.exit(lint_imports(no_cache=True))"
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 1 and "toolkit.weights.layers -> toolkit.analysis.inference" in done.stdout
+    assert done.returncode == 1 and "toolkit.weights.layers -> toolkit.analysis.statistics.inference" in done.stdout
 
 
 def component_names():
@@ -117,7 +117,8 @@ def test_selections_tables_and_files_start_without_torch():
         [
             "import toolkit.schemas, toolkit.records.report, toolkit.records.study",
             "import toolkit.selection.select, toolkit.selection.matching, toolkit.selection.similarity",
-            "import toolkit.analysis.table, toolkit.analysis.figure, toolkit.analysis.windows",
+            "import toolkit.analysis.printing.table, toolkit.analysis.printing.figure",
+            "import toolkit.analysis.reading.windows",
             "from toolkit.registry import registry",
             "registry.of_kind('selector'), registry.of_kind('scaler')",
         ]

@@ -42,13 +42,13 @@ _HOME = {
     "build": "toolkit.runs.building",
     "run": "toolkit.runs.runner",
     "lock": "toolkit.runs.locking",
-    "certify": "toolkit.analysis.certificates",
-    "verify": "toolkit.analysis.verification",
-    "leaderboard": "toolkit.analysis.leaderboard",
+    "certify": "toolkit.analysis.certificates.certifying",
+    "verify": "toolkit.analysis.certificates.verification",
+    "leaderboard": "toolkit.analysis.certificates.leaderboard",
     "compare": "toolkit.comparison",
     "Certificate": "toolkit.records.certificate",
-    "table": "toolkit.analysis.table",
-    "figure": "toolkit.analysis.figure",
+    "table": "toolkit.analysis.printing.table",
+    "figure": "toolkit.analysis.printing.figure",
     "judge": "toolkit.analysis.judge",
     "demo_model": "toolkit.weights.demo_model",
 }
@@ -81,12 +81,12 @@ def __dir__() -> list[str]:
 
 
 if TYPE_CHECKING:
-    from toolkit.analysis.certificates import certify as certify
-    from toolkit.analysis.figure import figure as figure
+    from toolkit.analysis.certificates.certifying import certify as certify
+    from toolkit.analysis.certificates.leaderboard import leaderboard as leaderboard
+    from toolkit.analysis.certificates.verification import verify as verify
     from toolkit.analysis.judge import judge as judge
-    from toolkit.analysis.leaderboard import leaderboard as leaderboard
-    from toolkit.analysis.table import table as table
-    from toolkit.analysis.verification import verify as verify
+    from toolkit.analysis.printing.figure import figure as figure
+    from toolkit.analysis.printing.table import table as table
     from toolkit.comparison import compare as compare
     from toolkit.errors import InputError as InputError
     from toolkit.errors import RunError as RunError

@@ -92,7 +92,7 @@ def compare(
     Raises:
         InputError: the selector is random or matches another selection, or as `run` and `certify`.
     """
-    from toolkit.analysis.certificates import certify
+    from toolkit.analysis.certificates.certifying import certify
     from toolkit.runs.locking import lock
     from toolkit.runs.runner import run
 

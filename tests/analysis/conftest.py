@@ -56,7 +56,7 @@ def full(builders, tmp_path_factory):
 @pytest.fixture(scope="session")
 def certify_small(builders, tmp_path_factory):
     """Keyword arguments → a small locked study with the real laws' draws, and its certificate's file; only read."""
-    from toolkit.analysis.certificates import certify
+    from toolkit.analysis.certificates.certifying import certify
 
     def make(*, lock: bool = True, seed: int = 0, fingerprint: str | None = None, **study):
         controls = [law | {"draws": 9} for law in builders.LAWS if "shuffle" not in law["selector"]]

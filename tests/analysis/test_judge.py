@@ -18,10 +18,10 @@ from scipy import stats
 
 import toolkit as tk
 from toolkit.analysis import judge as judging
-from toolkit.analysis import reports
-from toolkit.analysis.scores_file import COLUMNS, read_scores
-from toolkit.analysis.selection_files import grouped, read_selections
-from toolkit.analysis.summary import summary
+from toolkit.analysis.printing.summary import summary
+from toolkit.analysis.reading import reports
+from toolkit.analysis.reading.scores_file import COLUMNS, read_scores
+from toolkit.analysis.reading.selection_files import grouped, read_selections
 from toolkit.cli import main
 from toolkit.errors import InputError
 
@@ -502,7 +502,7 @@ def test_bad_folders_are_refused(one, tmp_path, bad):
 
 
 def test_an_ambiguous_prefix_is_refused(one, tmp_path, monkeypatch):
-    from toolkit.analysis import score_evidence
+    from toolkit.analysis.reading import score_evidence
 
     monkeypatch.setattr(score_evidence, "DIGITS", 1)
     hashes = sorted(c.hash for c in read_selections(one))

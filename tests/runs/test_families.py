@@ -200,9 +200,9 @@ def test_shared_draws_allow_joint_tests_and_max_t():
 
 def test_the_analysis_reads_what_the_runner_wrote(whole, tmp_path):
     """A joint test among families, and a certificate that makes them again."""
-    from toolkit.analysis.certificates import certify
-    from toolkit.analysis.table import table
-    from toolkit.analysis.verification import verify
+    from toolkit.analysis.certificates.certifying import certify
+    from toolkit.analysis.certificates.verification import verify
+    from toolkit.analysis.printing.table import table
 
     assert "nested" in table(whole, paired=True)
     certificate = certify(whole, tmp_path / "control.json")

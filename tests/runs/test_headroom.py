@@ -290,9 +290,9 @@ def test_headroom_that_cannot_be_had_is_refused(study, changes, message):
 
 def test_the_analysis_reads_what_the_runner_wrote(whole, tmp_path):
     """Sweeps, reference selections and rows: the table, and a certificate that verifies."""
-    from toolkit.analysis.certificates import certify
-    from toolkit.analysis.table import table
-    from toolkit.analysis.verification import verify
+    from toolkit.analysis.certificates.certifying import certify
+    from toolkit.analysis.certificates.verification import verify
+    from toolkit.analysis.printing.table import table
 
     text = table(whole, paired=True)
     assert "oracle" in text

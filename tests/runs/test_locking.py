@@ -249,7 +249,8 @@ def test_the_shell_prints_the_hash(study, capsys):
 
 
 def test_the_analysis_calls_locked_results_confirmatory(study):
-    from toolkit.analysis import locks, reports
+    from toolkit.analysis.certificates import locks
+    from toolkit.analysis.reading import reports
 
     sealed = Lock.load(lock(study()))
     found = locks.status(reports.read(run(study())))

@@ -423,7 +423,7 @@ def test_provenance_tells_device_versions_and_memory(whole):
 
 
 def test_the_table_reads_what_the_runner_wrote(whole):
-    table = pytest.importorskip("toolkit.analysis.table")
+    table = pytest.importorskip("toolkit.analysis.printing.table")
     assert "top-error" in table.table(whole)
 
 

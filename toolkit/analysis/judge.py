@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from toolkit.analysis import entries
-from toolkit.analysis.drawing import kind_of
-from toolkit.analysis.evidence import Evidence
-from toolkit.analysis.formats import known, rendered
-from toolkit.analysis.score_evidence import evidence
-from toolkit.analysis.scores_file import Scores, read_scores, write_template
-from toolkit.analysis.selection_files import Arm, Chosen, grouped, read_selections
+from toolkit.analysis.printing import entries
+from toolkit.analysis.printing.drawing import kind_of
+from toolkit.analysis.printing.formats import known, rendered
+from toolkit.analysis.reading.evidence import Evidence
+from toolkit.analysis.reading.score_evidence import evidence
+from toolkit.analysis.reading.scores_file import Scores, read_scores, write_template
+from toolkit.analysis.reading.selection_files import Arm, Chosen, grouped, read_selections
 from toolkit.errors import InputError, closest
 from toolkit.records.io import parse, read_bytes
 from toolkit.records.study import Analysis
@@ -46,7 +46,7 @@ def judge(
 
     Args:
         selections: a folder of selection files, as `toolkit select … -o` writes them.
-        results: a CSV file, as `toolkit.analysis.scores_file` reads it.
+        results: a CSV file, as `toolkit.analysis.reading.scores_file` reads it.
         format: `md`, `json`, `csv` or `latex`.
         side: `less`: the claim is that the arm's score is lower than its draws'.
         test: as `toolkit.records.study.Analysis`; left out, `joint` where the draws are families over several
@@ -77,7 +77,7 @@ def judge(
         unit=unit,
     )
     if figure is not None:
-        from toolkit.analysis.figure import strips_figure
+        from toolkit.analysis.printing.figure import strips_figure
 
         draws = {(a.budget, a.arm, c.control): c.outcomes for a in found.arms for c in a.chances}
         strips_figure(data, draws, figure)

@@ -23,7 +23,7 @@ def table(
 
     Example: toolkit table studies/ranking-control --format md
     """
-    from toolkit.analysis.table import table as make
+    from toolkit.analysis.printing.table import table as make
 
     check(output)
     show(make(study, format=format, paired=paired), output)
@@ -41,7 +41,7 @@ def figure(
 
     Example: toolkit figure studies/ranking-control --kind effects -o effects.png
     """
-    from toolkit.analysis.figure import figure as draw
+    from toolkit.analysis.printing.figure import figure as draw
 
     check(output)
     print(draw(study, output, kind=kind))
@@ -119,8 +119,8 @@ def certify(
 
     Example: toolkit certify studies/ranking-control -o control.json
     """
-    from toolkit.analysis.certificates import certify as make
-    from toolkit.analysis.methods import identifier
+    from toolkit.analysis.certificates.certifying import certify as make
+    from toolkit.analysis.certificates.methods import identifier
 
     certificate = make(study, output, partial=partial)
     for reason in certificate.exploratory:
@@ -138,7 +138,7 @@ def verify(
 
     Example: toolkit verify control.json
     """
-    from toolkit.analysis.verification import verify as check
+    from toolkit.analysis.certificates.verification import verify as check
 
     print(check(certificate, results).text)
 
@@ -154,8 +154,8 @@ def leaderboard(
 
     Example: toolkit leaderboard certificates --format md
     """
-    from toolkit.analysis.leaderboard import leaderboard as make
-    from toolkit.analysis.leaderboard import render
+    from toolkit.analysis.certificates.leaderboard import leaderboard as make
+    from toolkit.analysis.certificates.leaderboard import render
 
     check(output)
     show(render(make(folder, verify=verify), format), output)

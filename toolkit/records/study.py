@@ -139,7 +139,7 @@ class Headroom(Record):
         arms: the arms whose memory the reference selections hold; every arm where it is left out.
         within: tolerance of that memory, a fraction of the arm's parameters.
         block: windows a block of the bootstrap; 2 covers windows that depend a little on their neighbours, as those
-            of a running text do (coverage in simulation: `toolkit.analysis.bootstrap`).
+            of a running text do (coverage in simulation: `toolkit.analysis.statistics.bootstrap`).
         resamples: of the bootstrap.
     """
 

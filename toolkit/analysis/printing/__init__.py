@@ -1,0 +1,1 @@
+"""Tables and figures: plain data as Markdown, JSON, CSV, LaTeX and pictures."""

@@ -1,0 +1,31 @@
+"""A study's table, from its report files alone: Markdown, JSON, CSV or LaTeX."""
+
+from __future__ import annotations
+
+import os
+
+from toolkit.analysis.printing.formats import known, rendered
+from toolkit.analysis.printing.summary import summary
+
+
+def table(study: str | os.PathLike[str], format: str = "md", *, paired: bool = False) -> str:
+    """The table of a study, as text without a last line break.
+
+    It says first whether the results are confirmatory. For each text: the 16-bit and base runs; each arm with its
+    loss, perplexity, KL(16-bit ‖ arm), agreement of the top token, share of the base-to-16-bit gap recovered, and
+    what it protects; and each arm against its own draws under each law: gap to their median, how many are at least
+    as good, p beside the smallest p, mismatch, feasible subsets. Then the declared claims, their verdicts under
+    every law, headroom, what chance means under each law, the numerical floor, the replica of the paper's own
+    tests, and everything that is claimed in sentences. Runs that are missing are named and the rest is printed.
+
+    Args:
+        study: a study's folder, its `study.yaml`, its results folder, or the `--out` folder of a run.
+        format: `md`, `json` (plain data with a schema version), `csv` (full precision) or `latex`.
+        paired: add each arm's paired difference to the references with its standard error over windows, read
+            from the rows files.
+
+    Raises:
+        InputError: an unknown format; and as `toolkit.analysis.reading.reports.read`.
+    """
+    known(format)
+    return rendered(summary(study, paired=paired), format)
