@@ -49,3 +49,27 @@ def test_every_verb_exists(text):
     from toolkit.cli import app
 
     assert text in {c.name or c.callback.__name__ for c in app.registered_commands}
+
+
+def test_the_commands_for_ones_own_trainer_work(tmp_path, monkeypatch, capsys):
+    """Each line of the block, one after the other; the template is filled in between."""
+    import csv
+    import shlex
+    import shutil
+
+    from toolkit.cli import main
+
+    block = README.split("**Your own trainer.**")[1].split("```")[1]
+    lines = [shlex.split(line, comments=True) for line in block.splitlines() if line.startswith("toolkit ")]
+    assert [line[1] for line in lines] == ["select", "select", "select", "judge", "judge"]
+    shutil.copy(ROOT / "studies" / "ranking-control" / "results" / "profile.json", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    for line in lines:
+        assert main(line[1:]) == 0, line
+        if "--template" in line:
+            with open("results.csv", encoding="utf-8", newline="") as file:
+                heading, *rows = csv.reader(file)
+            assert len(rows) == 2 * 100
+            with open("results.csv", "w", encoding="utf-8", newline="") as file:
+                csv.writer(file).writerows([heading, *([*row[:-1], 3 + at / 1e4] for at, row in enumerate(rows))])
+    assert "top-error is " in capsys.readouterr().out and (tmp_path / "judged.png").stat().st_size > 10_000
