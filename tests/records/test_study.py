@@ -98,6 +98,7 @@ def test_a_study_is_the_same_after_a_round_trip(write, tmp_path):
         ("total_of: top", "total_of: bottom-at-top", "total_of names 'bottom-at-top', which takes its total from"),
         ("like: [top]", "like: [tap]", "like names 'tap'; did you mean 'top'"),
         ("control: matched", "control: matchd", "analysis.control names 'matchd'; did you mean 'matched'"),
+        ("  level: 0.01", "  exclusions: [{text: python-topics, reason: none}]", "leave no claim to test"),
         (
             "  budgets: layers=0.1",
             "  budget: layers=0.1",

@@ -67,7 +67,7 @@ def judge(
     template: Annotated[
         Path | None, typer.Option(help="Write an empty scores file instead, one line a selection and seed.")
     ] = None,
-    seeds: Annotated[str, typer.Option(help="Seeds of the template, such as 0,1,2.")] = "0",
+    seeds: Annotated[str | None, typer.Option(help="Seeds of the template, such as 0,1,2 (default: 0).")] = None,
     output: Output = None,
 ) -> None:
     """Judge scores computed anywhere: the same tests, table, figure and sentences as a study's.
@@ -85,11 +85,13 @@ def judge(
         if results is not None or len(metric or []) > 1:
             raise InputError("--template writes a file of one --metric, and reads no --results")
         try:
-            numbers = [int(seed) for seed in seeds.split(",")]
+            numbers = [int(seed) for seed in (seeds or "0").split(",")]
         except ValueError:
             raise InputError(f"cannot read --seeds {seeds!r}: write integers with commas, such as 0,1,2") from None
         print(f"wrote {judging.template(selections, template, metric=(metric or ['loss'])[0], seeds=numbers)}")
         return
+    if seeds is not None:
+        raise InputError("--seeds is for --template FILE: a file of scores has its seeds in a column")
     if results is None:
         raise InputError("--results names the CSV file of scores; --template FILE writes one to fill in")
     declared: dict[str, Any] = {"side": side, "test": test, "correction": correction}

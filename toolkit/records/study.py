@@ -253,6 +253,8 @@ class Study(File):
             for name, allowed in ((item.arm, arms), (item.text, list(self.texts)), (item.budget, budgets)):
                 if name is not None and str(name) not in allowed:
                     raise InputError(f"analysis.exclusions.{at} names {str(name)!r}; {closest(str(name), allowed)}")
+        if self.family_size == 0:
+            raise InputError("analysis.exclusions leave no claim to test; exclude less, or judge other arms")
 
     @property
     def declaration(self) -> str:

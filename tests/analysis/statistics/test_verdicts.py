@@ -211,6 +211,14 @@ def test_laws_that_hold_the_same_and_disagree_are_told_plainly():
     assert law["agree"] and "the only law it was judged by" in law["sentence"]
 
 
+def test_laws_do_not_disagree_over_the_margin():
+    """Better by .04 under one law and by .02 under another, where .03 matters: one answer."""
+    given = {"below": {"composed": -2.0}, "controls": ("matched", "composed")}
+    law = verdicts(evidence({"top": -4.0}, margin=0.03, margin_reason="a test", **given))["laws"][0]
+    assert [t["verdict"] for t in law["tests"]] == ["better", "better, below the margin"]
+    assert law["agree"] and not law["composition"]
+
+
 def test_a_control_of_other_memory_has_no_say():
     law = verdicts(evidence({"top": -4.0}, controls=("matched", "counted"), below={"counted": -9.0}))["laws"][0]
     assert law["agree"] and [t["counts"] for t in law["tests"]] == [True, False]

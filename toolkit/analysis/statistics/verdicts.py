@@ -196,7 +196,8 @@ class _Judge:
     def _laws(self, claim: dict[str, Any]) -> dict[str, Any]:
         """One claim's comparison under every control, at the uncorrected level.
 
-        Those agree, or not, whose draws hold the arm's memory and are enough to reach the level.
+        Those agree, or not, whose draws hold the arm's memory and are enough to reach the level; better by more and by
+        less than the margin is one answer.
         """
         arm, text = claim["arm"], claim["text"]
         tests = []
@@ -223,7 +224,7 @@ class _Judge:
             "level": self.level,
             "corrected": False,
             "tests": tests,
-            "agree": len({t["verdict"] for t in telling}) <= 1,
+            "agree": len({_direction(t) for t in telling}) <= 1,
         }
         composition = not entry["agree"] and _by_composition(telling)
         return entry | {"composition": composition, "sentence": sentences.law_sentence(entry, composition)}
@@ -268,11 +269,16 @@ class _Judge:
         return rows
 
 
+def _direction(test: dict[str, Any]) -> str:
+    """A verdict without its size: laws do not disagree over a margin."""
+    return BETTER if test["verdict"] == SMALL else test["verdict"]
+
+
 def _by_composition(tests: list[dict[str, Any]]) -> bool:
     """Whether verdicts differ only between a law and one that holds strictly more than it."""
     for at, first in enumerate(tests):
         for second in tests[:at]:
-            if first["verdict"] != second["verdict"]:
+            if _direction(first) != _direction(second):
                 one, two = set(first["holds"]), set(second["holds"])
                 if not (one < two or two < one):
                     return False
