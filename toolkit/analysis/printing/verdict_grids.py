@@ -39,7 +39,7 @@ def _claims(data: dict[str, Any]) -> Grid:
                 NOTHING if effect["standardized"] is None else f"{effect['standardized']:+.2f}".replace("-", "−"),
                 f"{claim['draws']:,}",
                 *(probability(claim[name]) for name in ("p", "adjusted", "smallest_p")),
-                claim["verdict"],
+                _verdict(claim),
             ]
         )
     for item in verdicts["excluded"]:
@@ -57,6 +57,14 @@ def _claims(data: dict[str, Any]) -> Grid:
     return Grid(title, heading, rows)
 
 
+def _verdict(claim: dict[str, Any]) -> str:
+    """The verdict; where the other side's p gives it, that p too."""
+    if claim["verdict"] != "worse":
+        return claim["verdict"]
+    other = claim["opposite"]
+    return f"worse: other side's p {probability(other['p'])}, corrected {probability(other['adjusted'])}"
+
+
 def _laws(data: dict[str, Any]) -> Grid:
     """One row a claim, one column a control."""
     laws, level = data["verdicts"]["laws"], data["analysis"]["level"]
@@ -69,8 +77,8 @@ def _laws(data: dict[str, Any]) -> Grid:
         agree = NOTHING if not heard else "yes" if law["agree"] else "no: composition" if law["composition"] else "no"
         rows.append([law["arm"], law["text"], _place(law), *(_law_cell(tests.get(c), level) for c in controls), agree])
     title = (
-        f"The same claims under every law, each at the uncorrected level {level:g}: verdict and p, and the "
-        "smallest p where it lies above the level; in brackets where the draws do not hold the arm's memory: no say"
+        f"The same claims under every law, each at the uncorrected level {level:g}: verdict and p (of the other side "
+        "where it is worse), and the smallest p where it lies above the level; in brackets where the draws do not hold the arm's memory: no say"
     )
     return Grid(title, heading, rows if len(controls) > 1 else [])
 
