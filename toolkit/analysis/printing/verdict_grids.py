@@ -78,7 +78,8 @@ def _laws(data: dict[str, Any]) -> Grid:
         rows.append([law["arm"], law["text"], _place(law), *(_law_cell(tests.get(c), level) for c in controls), agree])
     title = (
         f"The same claims under every law, each at the uncorrected level {level:g}: verdict and p (of the other side "
-        "where it is worse), and the smallest p where it lies above the level; in brackets where the draws do not hold the arm's memory: no say"
+        "where it is worse), and the smallest p where it lies above the level; in brackets where the draws do not hold "
+        "the arm's memory: no say"
     )
     return Grid(title, heading, rows if len(controls) > 1 else [])
 
