@@ -121,12 +121,14 @@ def test_anyones_selector(tmp_path, checkpoints, text_file, capsys):
         ("top-error", {"control": "random-count"}, "no standard law"),
         ("top-error", {"budgets": ["layers=2"]}, r"outside \(0, 1\]"),
         ("top-error", {"draws": 0}, "draws"),
+        ("top-error", {"tokens": 32, "window": 64}, "tokens=32 is less than one window of 64"),
     ],
 )
 def test_what_cannot_be_compared_is_named(tmp_path, checkpoints, selector, more, words):
     with pytest.raises((InputError, ValueError), match=words):
         tk.compare(selector, checkpoints("llama"), out=tmp_path / "results", **(SMALL | more))
     assert not list((tmp_path / "results").glob("*/*"))
+    assert not (tmp_path / "results" / "lock.json").exists()
 
 
 @pytest.mark.parametrize(

@@ -68,6 +68,8 @@ def test_changes_replace_fields_and_are_checked(write):
     assert Study.read(folder, small=True, window=64).window == 64
     with pytest.raises(InputError, match="unknown key 'windo'"):
         Study.read(folder, windo=64)
+    with pytest.raises(InputError, match="tokens=256 is less than one window of 512"):  # before any lock is made
+        Study.read(folder, tokens=256, window=512)
 
 
 def test_a_study_is_the_same_after_a_round_trip(write, tmp_path):
@@ -79,6 +81,7 @@ def test_a_study_is_the_same_after_a_round_trip(write, tmp_path):
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
+        ("small:", "headroom: sweep\nsmall:", r"headroom: a mapping is asked for, with keys of fit, .*'sweep'"),
         ("question:", "questoin:", r"study\.yaml:2: unknown key 'questoin'; did you mean 'question'"),
         ("    draws: 9", "    draw: 9", r"study\.yaml:14: unknown key 'controls\.1\.draw'; did you mean 'draws'"),
         ("  level: 0.01", "  levle: 0.01", r"study\.yaml:18: unknown key 'analysis\.levle'; did you mean 'level'"),

@@ -139,7 +139,8 @@ def _declared(arms: Sequence[Arm], control: str | None, test: str | None, analys
     if control is None:
         if len(names) > 1:
             raise InputError(
-                f"there are draws of several laws ({', '.join(names)}): name the one to judge by (control)"
+                f"there are draws of several laws ({', '.join(names)}): name the one to judge by "
+                f"(--control {names[0]}, for example)"
             )
         control = names[0]
     if control not in names:

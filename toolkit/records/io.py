@@ -201,6 +201,9 @@ def _explain(cls: type[BaseModel], error: ValidationError, source: str, lines: d
         else:
             found = "" if item["type"] == "missing" else f" (found {item['input']!r:.80})"
             text = item["msg"].removeprefix("Value error, ")
+            if item["type"] in ("model_type", "dict_type"):
+                keys = _keys_at(cls, place) if item["type"] == "model_type" else []
+                text = "a mapping is asked for" + (f", with keys of {', '.join(keys)}" if keys else "")
             messages.append(f"{where}: {key}: {text}{found}" if key else f"{where}: {text}")
     return "\n".join(messages)
 

@@ -202,6 +202,14 @@ class Study(File):
     small: dict[str, Any] | None = None
 
     @model_validator(mode="after")
+    def _windows(self) -> Study:
+        if self.tokens is not None and self.tokens < self.window:
+            raise InputError(
+                f"tokens={self.tokens} is less than one window of {self.window}; ask for at least that many"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _names(self) -> Study:
         arms = [a.label for a in self.arms]
         controls = [c.label for c in self.controls]

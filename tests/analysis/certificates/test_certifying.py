@@ -561,6 +561,15 @@ def test_a_partial_certificate_is_exploratory(folder, tmp_path):
     refused(out, "control composition of bottom-error at layers=0.2 is missing")
 
 
+def test_draws_whose_arm_left_no_run_are_not_certified_and_not_asked_for(folder, tmp_path):
+    shutil.rmtree(folder / "results" / "layers-0.1--bottom-error")
+    out = tmp_path / "control.json"
+    made = certify(folder, out, partial=True)
+    assert made.missing == ["arm bottom-error at layers=0.1"]
+    assert not [item for item in made.controls if (item.arm, item.budget) == ("bottom-error", "layers=0.1")]
+    verify(out, folder)
+
+
 def test_draws_that_the_law_does_not_give_are_not_certified(builder, tmp_path):
     made = builder(draws=5, budgets=("layers=0.1",), count_matched=False)
     made.write(rows=True)

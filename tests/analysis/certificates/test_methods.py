@@ -49,6 +49,14 @@ def test_the_paragraph_states_what_was_done(certified, certificate):
         assert fact in text, fact
 
 
+def test_one_arm_chooses_and_large_mismatches_have_no_exponent(certificate):
+    one = certificate.study.arms[:1]
+    assert "top-error chose the layers of" in methods.paragraph(changed(certificate, arms=one))
+    far = [c.model_copy(update={"mismatch": {"mean": 1.172, "largest": 4.62}}) for c in certificate.controls]
+    text = methods.paragraph(certificate.model_copy(update={"controls": far}))
+    assert "mismatch +117% on average and 462% at most" in text and "e+0" not in text.partition("The primary")[0]
+
+
 def test_feasible_counts_are_the_laws(certificate):
     text = methods.paragraph(certificate)
     for name in ("matched", "permuted", "composition", "count-matched"):

@@ -177,6 +177,8 @@ def test_a_sentence_says_it_all():
     assert with_room["sentences"][0].startswith("top is better than chance on a: its loss is 0.0")
     assert " nats below the median draw of matched, −" in with_room["sentences"][0]
     assert "On held-out windows, it goes 2" in with_room["sentences"][0]
+    of_scores = verdicts(evidence({"top": -4.0}, texts=("loss",)))  # the scores of a file stand under their metric
+    assert " chance over 3 budgets: its loss is " in of_scores["sentences"][0]
 
 
 def test_laws_that_hold_composition_and_disagree():

@@ -40,8 +40,9 @@ def _question(certificate: Certificate) -> str:
         for name, t in certificate.texts.items()
     )
     small = " (small form)" if study.form == "small" else ""
+    chose = "chose" if len(study.arms) == 1 else "each chose"
     return (
-        f"In study {study.name}{small}, {_and(arm.label for arm in study.arms)} each chose the layers of "
+        f"In study {study.name}{small}, {_and(arm.label for arm in study.arms)} {chose} the layers of "
         f"{profile.model} (weights {profile.fingerprint[:12]}; {len(profile):,} layers, {profile.parameters:,} "
         f"parameters; {_sentence_part(profile.reference.note)}) to protect (format {study.protect}; all others "
         f"{study.base}) at {_count(len(study.budgets), 'budget')} ({_and(map(str, study.budgets))}); outcomes were "
@@ -240,7 +241,10 @@ def _percent(share: float) -> str:
 
 def _range(shares: Sequence[float]) -> str:
     """The smallest and the largest of signed shares."""
-    low, high = (f"{100 * end:+.2g}%" if end else "0%" for end in (min(shares), max(shares)))
+    low, high = (
+        "0%" if not end else f"{100 * end:+.2g}%" if abs(end) < 0.995 else f"{100 * end:+,.0f}%"
+        for end in (min(shares), max(shares))
+    )
     return low if low == high else f"{low} to {high}"
 
 

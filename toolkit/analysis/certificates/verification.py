@@ -211,10 +211,18 @@ def _declared(certificate: Certificate) -> Iterator[str]:
         if set(item.outcomes) != set(certificate.texts):
             yield f"{where} has outcomes on {', '.join(item.outcomes) or 'no text'}, not on {', '.join(study.texts)}"
     missing = set(certificate.missing)
+    # draws without their arm judge nothing: where the arm left no run, they are not certified either
+    missing |= {
+        named(a, str(b), c.label)
+        for c in study.controls
+        for a in study.likes(c)
+        for b in study.budgets
+        if named(a, str(b)) in missing
+    }
     for where in sorted(wanted - found - missing):
         yield f"{where} is missing"
     if missing and not certificate.exploratory:
-        yield f"it lacks {len(missing)} declared runs, and states no reason to be exploratory"
+        yield f"it lacks {len(certificate.missing)} declared runs, and states no reason to be exploratory"
 
 
 def _locked(certificate: Certificate) -> Iterator[str]:

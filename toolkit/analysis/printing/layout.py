@@ -59,7 +59,8 @@ def _of_scores(data: dict[str, Any]) -> list[str]:
         f"Model: {data['model']} (weights {data['fingerprint'][:12]}).",
         f"Scores: {scores['file']}, SHA-256 {scores['sha256'][:12]}, {scores['lines']:,} lines; each value is the mean "
         f"over {'seed' if len(scores['seeds']) == 1 else 'seeds'} {seeds}{rows}.",
-        f"Selections: {data['selections']:,} files, of which {len(data['arms']):,} are judged.",
+        f"Selections: {data['selections']:,} files, of which {len(data['arms']):,} "
+        f"{'is' if len(data['arms']) == 1 else 'are'} judged.",
     ]
 
 

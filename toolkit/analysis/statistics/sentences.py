@@ -9,7 +9,7 @@ COMPOSITION = "composition, and not ranking, explains the difference"
 
 def claim(found: dict[str, Any], family: dict[str, Any], headroom: list[dict[str, Any]]) -> str:
     """One claim: verdict, where and how large, p and corrected p, what p could have been, law, headroom."""
-    head = f"{found['arm']} {VERB[found['verdict']]} {where(found)}"
+    head = f"{found['arm']} {VERB[found['verdict']]}{_placed(found, family)}"
     rows = [f"{head}: {size(found, family)} ({_ps(found, family)})."]
     if found["verdict"] == "better, below the margin":
         reason = str(family["margin_reason"]).rstrip(".")
@@ -40,6 +40,14 @@ def where(found: dict[str, Any]) -> str:
     if len(budgets) > 1:
         return f"over {len(budgets)} budgets of {found['text']}"
     return f"at {budgets[0]} of {found['text']}" if budgets else f"on {found['text']}"
+
+
+def _placed(found: dict[str, Any], family: dict[str, Any]) -> str:
+    """The budgets and the text; scores of a file stand under their metric's name, which `size` gives."""
+    if found["text"] != family["outcome"]:
+        return f" {where(found)}"
+    budgets = [b for b in found["budgets"] if b is not None]
+    return f" over {len(budgets)} budgets" if len(budgets) > 1 else f" at {budgets[0]}" if budgets else ""
 
 
 def size(found: dict[str, Any], family: dict[str, Any]) -> str:
