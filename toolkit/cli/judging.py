@@ -147,7 +147,7 @@ def verify(
 
 @app.command()
 def leaderboard(
-    folder: Annotated[Path, typer.Argument(help="Folder of certificates.")],
+    folder: Annotated[Path, typer.Argument(help="Folder of certificates (*.json in it, not deeper).")],
     format: Annotated[str, typer.Option("--format", help="md, json or csv.")] = "md",
     verify: Annotated[bool, typer.Option("--verify", help="Verify each fully, not by its seal alone.")] = False,
     output: Output = None,
