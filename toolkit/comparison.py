@@ -37,12 +37,14 @@ class Comparison:
         folder: the results, one folder a run.
         path: the certificate's file.
         sentences: the verdict on each text, in one sentence each.
+        laws: what every law says of each text, in one sentence each, uncorrected.
     """
 
     folder: Path
     path: Path
     certificate: Certificate
     sentences: tuple[str, ...]
+    laws: tuple[str, ...]
 
 
 def compare(
@@ -117,7 +119,8 @@ def compare(
         lock(study, out=folder, texts=given)
     run(study, out=folder, texts=given, device=device, dtype=dtype, progress=progress)
     found = certify(folder, path)
-    return Comparison(folder, path, found, tuple(found.verdicts["sentences"]))
+    laws = tuple(law["sentence"] for law in found.verdicts["laws"])
+    return Comparison(folder, path, found, tuple(found.verdicts["sentences"]), laws)
 
 
 def _one(given: Any) -> bool:

@@ -320,6 +320,13 @@ class Law(Selector):
         """
         return ()
 
+    @classmethod
+    def summary(cls) -> str:
+        """Also which draws go together."""
+        kinds = ["draws shared by all arms and budgets"] if cls.shared else []
+        kinds += ["nested families"] if cls.chains is not Law.chains and not cls.shared else []
+        return super().summary() + (f" ({', '.join(kinds)})" if kinds else "")
+
     @property
     def nests(self) -> bool:
         """Whether it draws nested families, that is, implements `chains`."""

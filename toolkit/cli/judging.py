@@ -216,7 +216,7 @@ def compare(
         device=device,
         dtype=dtype,
     )
-    print("\n".join(made.sentences))
+    print("\n".join([*made.sentences, *made.laws]))
     print(
         f"certificate {made.path}; toolkit verify {made.path} checks it, toolkit table {made.folder}", file=sys.stderr
     )

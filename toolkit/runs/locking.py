@@ -72,9 +72,10 @@ def lock(
         if path.exists():
             differing = list(differences(Lock.load(path), declared, made.fingerprint, made.texts, made.code))
             if differing:
+                results_too = " with its results" if _first_result(what.folder) else " (nothing was run under it yet)"
                 raise InputError(
                     f"{path} locks something else: {'; '.join(differing)}. A lock is never replaced: use --out for "
-                    "another folder, or move this one away with its results"
+                    f"another folder, or move this one away{results_too}"
                 )
             return path
         found = _first_result(what.folder)

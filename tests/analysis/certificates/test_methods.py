@@ -29,7 +29,7 @@ def test_the_paragraph_states_what_was_done(certified, certificate):
         "2 budgets (layers=0.1 and layers=0.2)",
         "chance under 4 laws, drawn with seed 7",
         "matched (random-matched), 9 nested families over 2 budgets for each arm, parameters matched to within 0.1%",
-        "permuted (random-permuted), 9 random changes shared by all arms and budgets",
+        "permuted (random-permuted), 9 permutations of the layers, the same for all arms and budgets",
         "with the arm's roles and thirds held",
         "count-matched (random-count), 7 draws for top-error, layers matched exactly",
         "the mean over budgets of the gap divided by the standard deviation was ranked among whole families",
@@ -37,7 +37,8 @@ def test_the_paragraph_states_what_was_done(certified, certificate):
         "Holm's correction over the family of 4 claims at level 0.05; 9 draws give no p below 0.1 (corrected, 0.4)",
         "a gap below 0.005 does not matter: half a percent of perplexity",
         "reference selections at the arms' memory within 0.1%, fitted on the first half of the windows (sweep)",
-        "The results are confirmatory: the analysis was locked on 2025-12-31T00:00:00Z",
+        "The results are descriptive: the analysis was locked on 2025-12-31T00:00:00Z",
+        "before the first run, and the draws cannot reach its level.",
         "toolkit 0.1.0 in float32 on cpu",
     ]
     for name, about in data["texts"].items():
@@ -71,7 +72,7 @@ def test_feasible_counts_are_the_laws(certificate):
 def test_few_claims_are_told_in_their_own_sentences(certificate):
     found = certificate.verdicts | {"sentences": ["One.", "Two"], "laws": []}
     text = methods.paragraph(certificate.model_copy(update={"verdicts": found}))
-    assert "before the first run. One. Two. Losses" in text
+    assert "before the first run, and the draws cannot reach its level. One. Two. Losses" in text
 
 
 def test_laws_that_disagree_are_told(certificate):
@@ -86,6 +87,13 @@ def test_headroom_is_told_only_where_the_oracle_is_separated(certificate):
     text = methods.paragraph(certificate.model_copy(update={"verdicts": certificate.verdicts | {"headroom": rooms}}))
     assert "a on t at b 0.25 (0.10 to 0.40); c on t at b 0.25." in text and "zz on t" not in text
     assert "In 1 of 3 comparisons the oracle is not separated from chance, and this study cannot rank selectors" in text
+
+
+def test_what_can_reach_its_level_is_confirmatory(certificate):
+    family = certificate.verdicts["family"] | {"descriptive": False}
+    enough = certificate.model_copy(update={"verdicts": certificate.verdicts | {"family": family}})
+    assert "The results are confirmatory: the analysis was locked on " in methods.paragraph(enough)
+    assert "; confirmatory}" in methods.bibtex(enough) and "; descriptive}" in methods.bibtex(certificate)
 
 
 def test_what_is_exploratory_says_so(certificate):
@@ -145,7 +153,7 @@ def test_the_bibtex_entry_parses(certificate):
         "note",
         "year",
     }
-    assert found["year"] == "2026" and certificate.seal in found["note"] and "confirmatory" in found["note"]
+    assert found["year"] == "2026" and certificate.seal in found["note"] and "descriptive" in found["note"]
     assert r"Q4\_1" in found["title"]
 
 

@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import re
+import shutil
 import subprocess
 import sys
 
@@ -17,6 +18,7 @@ from scipy import stats
 
 import toolkit as tk
 from toolkit.analysis.printing import grid, latex_table, markdown_table
+from toolkit.analysis.printing.formats import rendered
 from toolkit.analysis.printing.summary import summary
 from toolkit.analysis.printing.table import table
 from toolkit.errors import InputError
@@ -374,8 +376,11 @@ def everything(full):
 
 def test_it_starts_with_whether_results_are_confirmatory(full, whole, builder):
     first = table(full.folder).partition("\n")[0]
-    assert first == f"- Confirmatory: made under the analysis locked before the first run, lock {full.lock[:12]}."
-    assert table(full.folder, "latex").splitlines()[1].startswith("Confirmatory: ")
+    locked = f"made under the analysis locked before the first run, lock {full.lock[:12]}"
+    assert first == f"- Descriptive: {locked}, with draws that cannot reach its level."
+    data = summary(full.folder)
+    data["verdicts"]["family"]["descriptive"] = False
+    assert rendered(data, "latex").splitlines()[1].startswith(f"Confirmatory: {locked}.")
     assert next(csv.DictReader(io.StringIO(table(full.folder, "csv"))))["confirmatory"] == "true"
     assert table(whole.folder).startswith("- Exploratory: there is no lock.json")
     made = builder(draws=3, budgets=("layers=0.1",))
@@ -386,6 +391,18 @@ def test_it_starts_with_whether_results_are_confirmatory(full, whole, builder):
     made.lock = None
     made.put(made.arm("top-error", made.study.budgets[0]))
     assert table(made.folder).startswith("- Exploratory: 1 of 7 reports (the first is")
+
+
+def test_confirmatory_losses_are_held_to_their_rows(full, tmp_path):
+    """One figure of one report is changed: the table of a locked study is refused, and names it."""
+    shutil.copytree(full.folder, tmp_path / "study")
+    path = next((tmp_path / "study").rglob("layers-0.1--top-error/report.json"))
+    data = json.loads(path.read_text(encoding="utf-8"))
+    text = next(iter(data["scores"]))
+    data["scores"][text]["loss"] -= 0.1
+    path.write_text(json.dumps(data), encoding="utf-8")
+    with pytest.raises(InputError, match=rf"layers-0.1--top-error/report.json: text '{text}': the loss is "):
+        table(tmp_path / "study")
 
 
 def test_claims_are_the_verdicts(full, everything):

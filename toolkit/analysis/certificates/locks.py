@@ -30,6 +30,11 @@ class Status:
     hash: str | None
 
 
+def standing(exploratory: Iterable[str], descriptive: bool) -> str:
+    """`exploratory`, `descriptive` (locked, with too few draws for the level) or `confirmatory`."""
+    return "exploratory" if list(exploratory) else "descriptive" if descriptive else "confirmatory"
+
+
 def status(results: Results) -> Status:
     """Whether a study's results are confirmatory, from the files in its folder alone.
 

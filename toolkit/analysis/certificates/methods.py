@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from toolkit.analysis.certificates.locks import standing
 from toolkit.analysis.printing.latex_table import escape
 from toolkit.records.certificate import Certificate, CertifiedDraws
 from toolkit.records.study import Control
@@ -74,11 +75,12 @@ def _law(certificate: Certificate, control: Control) -> str:
         matched = f"{what} matched to within {_percent(law.within)}" if law.within else f"{what} matched exactly"
     holds = f", with the arm's {_and(law.holds)} held" if law.holds else ""
     named = control.label if control.label == law.selector else f"{control.label} ({law.selector})"
-    return (
-        f"{named}, {_drawn(items)}{_for(items, control)}, {matched}{holds}, among {_feasible(items)}, reached "
-        f"mismatch {_range([item.mismatch['mean'] for item in items])} on average and "
-        f"{_percent(max(abs(item.mismatch['largest']) for item in items))} at most{end}"
-    )
+    largest = max(abs(item.mismatch["largest"]) for item in items)
+    reached = "without mismatch"
+    if largest:
+        mean = _range([item.mismatch["mean"] for item in items])
+        reached = f"reached mismatch {mean} on average and {_percent(largest)} at most"
+    return f"{named}, {_drawn(items)}{_for(items, control)}, {matched}{holds}, among {_feasible(items)}, {reached}{end}"
 
 
 def _drawn(items: Sequence[CertifiedDraws]) -> str:
@@ -86,7 +88,7 @@ def _drawn(items: Sequence[CertifiedDraws]) -> str:
     number = f"{counts[0]:,}" if len(counts) == 1 else f"{counts[0]:,} to {counts[-1]:,}"
     law = items[0].law
     if law.shared:
-        return f"{number} random changes shared by all arms and budgets"
+        return f"{number} permutations of the layers, the same for all arms and budgets"
     if law.chain:
         return f"{number} nested families over {len(items[0].family or []):,} budgets"
     return f"{number} draws"
@@ -146,10 +148,16 @@ def _standing(certificate: Certificate) -> str:
     if certificate.exploratory:
         return f"The results are exploratory: {'; '.join(certificate.exploratory)}."
     assert certificate.lock is not None  # `verify` refuses a certificate without a lock that gives no reason
-    return (
-        f"The results are confirmatory: the analysis was locked on {certificate.lock.created} (lock "
-        f"{certificate.lock.hash[:12]}), before the first run."
-    )
+    locked = f"the analysis was locked on {certificate.lock.created} (lock {certificate.lock.hash[:12]}), "
+    if called(certificate) == "descriptive":
+        return f"The results are descriptive: {locked}before the first run, and the draws cannot reach its level."
+    return f"The results are confirmatory: {locked}before the first run."
+
+
+def called(certificate: Certificate) -> str:
+    """`exploratory`, `descriptive` or `confirmatory`."""
+    family = certificate.verdicts.get("family") or {}
+    return standing(certificate.exploratory, bool(family.get("descriptive", True)))
 
 
 def _verdict(certificate: Certificate) -> list[str]:
@@ -215,10 +223,7 @@ def bibtex(certificate: Certificate) -> str:
     fields = {
         "title": f"{{Certificate of a random control: {escape(study.name)} on {escape(profile.model)}}}",
         "howpublished": escape(f"Certificate {key}, written by toolkit {certificate.provenance.get('certified_with')}"),
-        "note": escape(
-            f"SHA-256 {certificate.seal}; weights {profile.fingerprint[:12]}; "
-            f"{'exploratory' if certificate.exploratory else 'confirmatory'}"
-        ),
+        "note": escape(f"SHA-256 {certificate.seal}; weights {profile.fingerprint[:12]}; {called(certificate)}"),
     }
     if last[:4].isdigit():
         fields["year"] = last[:4]

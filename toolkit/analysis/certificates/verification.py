@@ -65,9 +65,10 @@ class Verified:
             given = f"{self.reports:,} reports have the hashes and the outcomes that it states"
         lines = [
             f"{methods.identifier(certificate)} is sound: study {about.name} on {certificate.profile.model}, "
-            f"{'exploratory' if certificate.exploratory else 'confirmatory'}",
-            f"- {self.arms:,} selections and {self.draws:,} draws of {self.controls:,} controls were made again from "
-            f"the profile and seed {about.seed}: each is the one certified, none is missing or additional",
+            f"{methods.called(certificate)}",
+            f"- {_count(self.arms, 'selection')} and {_count(self.draws, 'draw')} of "
+            f"{_count(self.controls, 'control')} were made again from the profile and seed {about.seed}: each is the "
+            "one certified, none is missing or additional",
             "- their laws were counted again: feasible subsets, inclusion probabilities and mismatch agree",
             f"- {self.numbers:,} numbers of the verdicts were computed again, and agree {exact}",
             *(
@@ -81,6 +82,10 @@ class Verified:
         ]
         lines += ["", methods.paragraph(certificate), "", methods.bibtex(certificate), ""]
         return "\n".join([*lines, methods.identifier(certificate)])
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def verify(path: str | os.PathLike[str], results: str | os.PathLike[str] | None = None) -> Verified:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from toolkit.analysis.printing import drawing, grid
+from toolkit.analysis.printing import drawing, grid, layout
 from toolkit.analysis.printing.drawing import COLOURS, DRAW, FAINT, INK, LINE, MARKERS
 from toolkit.analysis.printing.effects_figure import effects_figure
 from toolkit.analysis.printing.summary import summary
@@ -306,7 +306,7 @@ def _jitter(count: int) -> np.ndarray:
 def _caption(data: dict[str, Any]) -> list[str]:
     counts = sorted({c["draws"] for arm in data["arms"] for c in arm["controls"]})
     draws = " or ".join(f"{n:,}" for n in counts)
-    status = "Confirmatory" if data["status"]["confirmatory"] else "Exploratory"
+    status = layout.status(data).partition(":")[0]
     if data["kind"] == "table":
         texts = "; ".join(
             f"{name}: {text['windows']} windows of {text['window']} tokens, SHA-256 {text['sha256'][:12]}"

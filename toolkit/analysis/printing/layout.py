@@ -30,7 +30,7 @@ def sentences(data: dict[str, Any]) -> list[str]:
 
 def caption(data: dict[str, Any]) -> list[str]:
     """Whether the results are confirmatory, then what was judged, on which weights and texts: one sentence a line."""
-    lines = [_status(data["status"]), *(_of_study(data) if data["kind"] == "table" else _of_scores(data))]
+    lines = [status(data), *(_of_study(data) if data["kind"] == "table" else _of_scores(data))]
     lines += data["notes"]
     if data.get("missing"):
         lines.append(f"Missing runs ({len(data['missing'])}): {_some(data['missing'])}.")
@@ -45,10 +45,15 @@ def _some(items: list[str]) -> str:
     return "; ".join(items[:MOST]) + (f"; and {len(items) - MOST} more" if len(items) > MOST else "")
 
 
-def _status(status: dict[str, Any]) -> str:
-    if status["confirmatory"]:
-        return f"Confirmatory: made under the analysis locked before the first run, lock {status['lock'][:12]}."
-    return f"Exploratory: {'; '.join(status['reasons'])}."
+def status(data: dict[str, Any]) -> str:
+    """Confirmatory, descriptive or exploratory, and why."""
+    found = data["status"]
+    if not found["confirmatory"]:
+        return f"Exploratory: {'; '.join(found['reasons'])}."
+    locked = f"made under the analysis locked before the first run, lock {found['lock'][:12]}"
+    if data["verdicts"] is None or data["verdicts"]["family"]["descriptive"]:
+        return f"Descriptive: {locked}, with draws that cannot reach its level."
+    return f"Confirmatory: {locked}."
 
 
 def _of_scores(data: dict[str, Any]) -> list[str]:

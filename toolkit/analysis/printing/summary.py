@@ -16,6 +16,7 @@ from toolkit.analysis.reading.missing import missing
 from toolkit.analysis.reading.report_file import Run
 from toolkit.analysis.reading.reports import Results
 from toolkit.analysis.reading.study_evidence import evidence
+from toolkit.analysis.reading.windows import expect_losses
 from toolkit.analysis.statistics import inference
 from toolkit.errors import InputError
 from toolkit.records.report import Score
@@ -39,13 +40,16 @@ def summary(study: str | os.PathLike[str] | Results, *, paired: bool = False) ->
         mismatches are fractions.
 
     Raises:
-        InputError: as `toolkit.analysis.reading.reports.read`.
+        InputError: as `toolkit.analysis.reading.reports.read`; or results are called confirmatory, and a report's
+            losses are not those that its rows add up to.
     """
     results = study if isinstance(study, Results) else reports.read(study)
     declared, analysis = results.study, results.study.analysis
     found = evidence(results)
     verdicts, untested, rows = entries.judged(found)
     status, floor = locks.status(results), _floor(results)
+    if status.confirmatory:
+        _unchanged(results)
     differences = {} if floor is None else floor["difference"]
     data: dict[str, Any] = {
         "schema": SCHEMA,
@@ -83,6 +87,14 @@ def summary(study: str | os.PathLike[str] | Results, *, paired: bool = False) ->
     data["likeness"] = likeness(results)
     data["notes"] = _notes(results, data, entries.notes(found, [c for a in data["arms"] for c in a["controls"]]))
     return data
+
+
+def _unchanged(results: Results) -> None:
+    """Hold every report to its rows."""
+    runs = [*results.references.values(), *results.arms.values(), *results.controls.values()]
+    for run in [*runs, *results.oracles.values(), *results.sweeps.values()]:
+        if run.rows is not None:  # draws of several reports have none
+            expect_losses(run, results.texts)
 
 
 def _ordered_references(results: Results) -> list[Run]:
