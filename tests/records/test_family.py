@@ -47,7 +47,7 @@ def test_the_family_is_what_is_claimed(test, arms, exclusions):
         ({"test": "each"}, 10, 1.0),
         ({"test": "each", "correction": "none"}, 10, 1 / 11),
         ({"test": "each", "correction": "max-t"}, 99, 1 / 100),
-        ({"exclusions": [{"text": t, "reason": "r"} for t in "ab"]}, 9, 1 / 10),
+        ({"exclusions": [{"text": "b", "reason": "r"}], "test": "joint", "arms": ["one"]}, 9, 1 / 10),
     ],
 )
 def test_the_level_that_draws_reach(analysis, draws, level):

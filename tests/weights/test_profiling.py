@@ -59,7 +59,7 @@ def test_numbers_equal_float64_numpy(kind, dtype, build, tmp_path):
         assert row.density == pytest.approx(np.abs(exact).mean(), rel=1e-12)
         steps = np.rint(layer.weight().float().numpy() * np.float32(3)) / np.float32(3)
         expected = numpy_errors(layer.weight(), steps)
-        assert row.error["thirds"].model_dump() == pytest.approx(expected, rel=1e-9)
+        assert row.error["thirds"].model_dump() == pytest.approx(expected | {"bytes": 4 * exact.size}, rel=1e-9)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -80,7 +80,10 @@ def test_nf4_errors_equal_those_of_bitsandbytes(dtype, double, build, tmp_path):
             weight.float(), blocksize=64, quant_type="nf4", compress_statistics=double
         )
         back = functional.dequantize_4bit(packed, state).float().numpy()
-        assert row.error[key].model_dump() == pytest.approx(numpy_errors(weight, back), rel=1e-6)
+        kept = [packed, state.absmax] + ([state.state2.absmax, state.offset] if double else [])
+        expected = numpy_errors(weight, back) | {"bytes": sum(t.nbytes for t in kept)}
+        assert row.error[key].model_dump() == pytest.approx(expected, rel=1e-6)
+        assert row.error[key].bytes == expected["bytes"]
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -147,7 +150,7 @@ def test_the_profile_goes_to_a_file_and_back(llama_folder, tmp_path):
     assert {"schema", "model", "fingerprint", "layers"} <= set(data)
     wanted = {"name", "tensor", "role", "block", "shape", "parameters", "bytes", "norm", "density", "error"}
     assert wanted == set(data["layers"][0])
-    assert set(data["layers"][0]["error"]["nf4"]) == {"mse", "mae", "relative", "max"}
+    assert set(data["layers"][0]["error"]["nf4"]) == {"mse", "mae", "relative", "max", "bytes"}
 
 
 def test_the_model_is_named_and_its_reference_told(llama_folder, build):
