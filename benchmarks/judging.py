@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import importlib.util
 import json
 import os
 import platform
@@ -27,6 +26,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from shared import builders, cpu
+
 import toolkit as tk
 from toolkit.records.selection import Selection
 
@@ -34,15 +35,6 @@ HERE = Path(__file__).parent
 BUDGETS = ("layers=0.05", "layers=0.1", "layers=0.2")
 ARMS = ("top-error", "bottom-error")
 LAWS = ("random-matched", "random-permuted")
-
-
-def builders() -> Any:
-    """The tests' builder of a realistic profile."""
-    spec = importlib.util.spec_from_file_location("builders", HERE.parent / "tests" / "analysis" / "builders.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["builders"] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 def put(path: Path, selection: Selection) -> None:
@@ -87,17 +79,6 @@ def measure(arguments: list[str], repeats: int) -> dict[str, Any]:
         "median_seconds": round(statistics.median(seconds[1:]), 3),
         "median_cpu_seconds": round(statistics.median(busy[1:]), 3),
     }
-
-
-def cpu() -> str:
-    """The CPU's name and how many this process may use."""
-    name = platform.processor() or platform.machine()
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        name = next(
-            (x.split(":")[1].strip() for x in info.read_text().splitlines() if x.startswith("model name")), name
-        )
-    return f"{name}, {len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count()} CPUs"
 
 
 def main() -> None:

@@ -13,7 +13,6 @@ Prints the seconds and writes `results/table.json`: each repeat is a process of 
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import os
 import platform
@@ -26,20 +25,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+from shared import builders, cpu
+
 from toolkit.records.report import REPORT
 from toolkit.records.study import Study
 
 HERE = Path(__file__).parent
 TABLE = "import sys; from toolkit.analysis.printing.table import table; sys.stdout.write(table(sys.argv[1]))"
 BUDGETS = ("layers=0.05", "layers=0.1", "layers=0.2")
-
-
-def builders() -> Any:
-    """The tests' builder of realistic studies."""
-    spec = importlib.util.spec_from_file_location("builders", HERE.parent / "tests" / "analysis" / "builders.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def put(folder: Path, data: dict[str, Any]) -> int:
@@ -117,17 +110,6 @@ def measure(folder: Path, repeats: int) -> tuple[list[float], list[float]]:
         busy.append(after.children_user + after.children_system - before.children_user - before.children_system)
         assert "top-error" in done.stdout or "arm-0" in done.stdout
     return seconds[1:], busy[1:]
-
-
-def cpu() -> str:
-    """The CPU's name and how many this process may use."""
-    name = platform.processor() or platform.machine()
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        name = next(
-            (x.split(":")[1].strip() for x in info.read_text().splitlines() if x.startswith("model name")), name
-        )
-    return f"{name}, {len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count()} CPUs"
 
 
 def main() -> None:

@@ -10,7 +10,6 @@ wall-clock, of whole processes for `toolkit verify`, start-up included.
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import os
 import platform
@@ -20,8 +19,9 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from types import ModuleType
 from typing import Any
+
+from shared import builders, cpu
 
 from toolkit.analysis.certificates.certifying import certify
 from toolkit.records.certificate import Certificate
@@ -30,16 +30,6 @@ HERE = Path(__file__).parent
 COMMAND = "import sys; from toolkit.cli import main; sys.exit(main(['verify', sys.argv[1]]))"
 FEW = {"draws": 75, "few": 40, "texts": ("python-topics", "wikitext2")}
 MANY = {"draws": 499, "few": 199, "texts": ("python-topics", "wikitext2"), "extra_arms": ("density", "depth")}
-
-
-def builders() -> ModuleType:
-    """The module that writes studies for the tests."""
-    spec = importlib.util.spec_from_file_location("builders", HERE.parent / "tests" / "analysis" / "builders.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 def make(folder: Path, settings: dict[str, Any]) -> Path:
@@ -51,17 +41,6 @@ def make(folder: Path, settings: dict[str, Any]) -> Path:
     made.write(rows=True)
     study.save(made.results / "study.json")
     return made.folder
-
-
-def cpu() -> str:
-    """The CPU's name and how many this process may use."""
-    name = platform.processor() or platform.machine()
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        name = next(
-            (x.split(":")[1].strip() for x in info.read_text().splitlines() if x.startswith("model name")), name
-        )
-    return f"{name}, {len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count()} CPUs"
 
 
 def main() -> None:

@@ -96,5 +96,5 @@ def test_many_draws_are_small_and_read_fast(tmp_path):
     assert (tmp_path / made.file).stat().st_size < 12e6 / 20
     start = time.process_time()
     found = rows.draws_by_window(tmp_path / made.file, made, "r")
-    assert time.process_time() - start < 3 * 2 / 20  # measured: a fifth of it
+    assert time.process_time() - start < 2  # measured: .02 s, and far more beside other jobs
     assert np.array(found["b"]).shape == (850, 32)

@@ -54,11 +54,7 @@ class PlacementMatched(RandomMatched):
         return controls(
             profile,
             like,
-            within=self.within,
-            match=self.match,
-            quantizer=self.quantizer,
-            thirds=self.thirds,
-            roles=self.roles,
+            **self.asked,
             disjoint=self.disjoint,
             lowest_block=self.lowest_block,
             settable=("within", *CONSTRAINTS),

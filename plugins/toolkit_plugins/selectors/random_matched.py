@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from typing import Any
 
 from toolkit.errors import InputError
 from toolkit.interfaces import Law
@@ -73,28 +74,16 @@ class RandomMatched(CountedLaw):
         """Not with `disjoint`."""
         return not self.disjoint
 
+    @property
+    def asked(self) -> dict[str, Any]:
+        """What single sets and families have in common: the quantity, its tolerance and the composition."""
+        return {name: getattr(self, name) for name in ("within", "match", "quantizer", "thirds", "roles")}
+
     def law(self, profile: Profile, budget: Budget | None, like: Selection | None) -> Controls:
         """Every set that a draw can be."""
         assert like is not None  # the core refuses a missing selection before it asks
-        return controls(
-            profile,
-            like,
-            within=self.within,
-            match=self.match,
-            quantizer=self.quantizer,
-            thirds=self.thirds,
-            roles=self.roles,
-            disjoint=self.disjoint,
-        )
+        return controls(profile, like, **self.asked, disjoint=self.disjoint)
 
     def families(self, profile: Profile, likes: Sequence[Selection]) -> Families:
         """Every nested family that a draw can be."""
-        return families(
-            profile,
-            likes,
-            within=self.within,
-            match=self.match,
-            quantizer=self.quantizer,
-            thirds=self.thirds,
-            roles=self.roles,
-        )
+        return families(profile, likes, **self.asked)

@@ -34,7 +34,7 @@ def test_the_paragraph_states_what_was_done(certified, certificate):
         "count-matched (random-count), 7 draws for top-error, layers matched exactly",
         "the mean over budgets of the gap divided by the standard deviation was ranked among whole families",
         "one-sided (lower is better), p = (1 + draws at least as good)/(draws + 1)",
-        "Holm's correction over the family of 4 claims at level 0.05; 9 draws give no p below 0.1 (corrected, 0.4)",
+        "Holm's correction over the family of 4 claims at level 0.05; 9 draws give no p below .100 (corrected, .400)",
         "a gap below 0.005 does not matter: half a percent of perplexity",
         "reference selections at the arms' memory within 0.1%, fitted on the first half of the windows (sweep)",
         "The results are descriptive: the analysis was locked on 2025-12-31T00:00:00Z",
@@ -45,7 +45,8 @@ def test_the_paragraph_states_what_was_done(certified, certificate):
         facts.append(f"{name} (SHA-256 {about['sha256'][:12]}, 3,072 tokens, 6 windows of 512)")
     for claim in data["verdicts"]["claims"]:
         facts.append(f"{claim['arm']} on {claim['text']} {claim['effect']['gap']:+.2g}")
-        facts.append(f"p = {claim['p']:.3g}, corrected {claim['adjusted']:.3g}")
+        p, corrected = (f"{claim[key]:.3f}".removeprefix("0") for key in ("p", "adjusted"))
+        facts.append(f"p = {p}, corrected {corrected}")
     for fact in facts:
         assert fact in text, fact
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from toolkit.analysis.certificates.locks import standing
 from toolkit.analysis.printing.latex_table import escape
+from toolkit.analysis.statistics.sentences import p_value
 from toolkit.records.certificate import Certificate, CertifiedDraws
 from toolkit.records.study import Control
 
@@ -123,9 +124,9 @@ def _test(certificate: Certificate) -> str:
     tests = certificate.verdicts.get("family", {}).get("tests")
     smallest = ""
     if draws:
-        smallest = f"; {min(draws):,} draws give no p below {_p(1 / (1 + min(draws)))}"
+        smallest = f"; {min(draws):,} draws give no p below {p_value(1 / (1 + min(draws)))}"
         if tests:
-            smallest += f" (corrected, {_p(analysis.reachable(tests, min(draws)))})"
+            smallest += f" (corrected, {p_value(analysis.reachable(tests, min(draws)))})"
     margin = f"; a gap below {analysis.margin:g} does not matter: {analysis.margin_reason}" if analysis.margin else ""
     family = f" over the family of {_count(tests, 'claim')}" if tests else ""
     excluded = "; excluded: " + _and(e.reason for e in analysis.exclusions) if analysis.exclusions else ""
@@ -199,8 +200,8 @@ def _brief(claim: dict[str, Any]) -> str:
     effect = claim["effect"]
     spread = "" if effect["standardized"] is None else f", {effect['standardized']:+.2f} sd"
     return (
-        f"{claim['arm']} on {claim['text']}{at} {effect['gap']:+.2g}{spread}, p = {_p(claim['p'])}, corrected "
-        f"{_p(claim['adjusted'])}"
+        f"{claim['arm']} on {claim['text']}{at} {effect['gap']:+.2g}{spread}, p = {p_value(claim['p'])}, corrected "
+        f"{p_value(claim['adjusted'])}"
     )
 
 
@@ -251,10 +252,6 @@ def _range(shares: Sequence[float]) -> str:
         for end in (min(shares), max(shares))
     )
     return low if low == high else f"{low} to {high}"
-
-
-def _p(p: float) -> str:
-    return f"{p:.3g}"
 
 
 def _large(number: int) -> str:

@@ -60,12 +60,6 @@ class Results:
     marks: tuple[Mark, ...] = ()
 
     @property
-    def lock(self) -> str | None:
-        """The hash of the locked analysis that all reports carry; None where one carries none or another."""
-        found = {mark.lock for mark in self.marks}
-        return found.pop() if len(found) == 1 else None
-
-    @property
     def budgets(self) -> list[str]:
         """Budgets in the study's order, as `layers=0.2`."""
         return [str(b) for b in self.study.budgets]
