@@ -33,7 +33,7 @@ def test_the_contracts_cover_every_stage():
     layers = next(c["layers"] for c in contracts if c["type"] == "layers")
     assert [name for name in reversed(layers) if name not in ABOVE] == [f"toolkit.{s}" for s in STAGES]
     folders = {p.parent.name for p in (ROOT / "toolkit").glob("*/__init__.py")}
-    assert folders == {*STAGES, "records", "schemas", "cli"}
+    assert folders == {*STAGES, "interfaces", "records", "schemas", "cli"}
 
 
 def test_the_contracts_can_break(tmp_path):

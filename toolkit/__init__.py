@@ -22,6 +22,13 @@ _HOME = {
     "Selection": "toolkit.records.selection",
     "Report": "toolkit.records.report",
     "Study": "toolkit.records.study",
+    "FineTuning": "toolkit.records.finetuning",
+    "Levers": "toolkit.records.levers",
+    "Seeds": "toolkit.records.levers",
+    "Trained": "toolkit.records.trained",
+    "Session": "toolkit.records.session",
+    "Example": "toolkit.interfaces",
+    "Task": "toolkit.interfaces",
     "Component": "toolkit.interfaces",
     "DataFlow": "toolkit.interfaces",
     "Pick": "toolkit.interfaces",
@@ -52,7 +59,7 @@ _HOME = {
     "judge": "toolkit.analysis.judge",
     "demo_model": "toolkit.weights.demo_model",
 }
-_KINDS = ("quantizer", "selector", "scaler", "dataflow")
+_KINDS = ("quantizer", "selector", "scaler", "dataflow", "task")
 
 __all__ = [*_HOME, *_KINDS]
 __version__ = "0.1.0"

@@ -15,6 +15,7 @@ FOLDERS = {
     "selector": "selectors",
     "scaler": "scalers",
     "dataflow": "dataflows",
+    "task": "tasks",
 }
 
 

@@ -13,19 +13,28 @@ from toolkit.records.selection import Selection
 
 
 class Adapter(Record):
-    """One adapter, x ↦ W₀x + s·BAx: rank, alpha, the scaler's key, and the s that it computed."""
+    """One adapter, x ↦ W₀x + s·BAx: rank, alpha, the scaler's key, and the s that it computed.
+
+    With `dora`, x ↦ m ⊙ (W₀ + s·BA)x/‖W₀ + s·BA‖, the norm of each row, with m trained (Liu et al., 2024).
+    """
 
     rank: int = Field(gt=0)
     alpha: FiniteFloat
     scaler: str
     scaling: FiniteFloat
+    dora: bool = False
 
 
 class LayerPlan(Record):
-    """One layer's decision: quantizer key, compute dtype (null: the model's) and adapter (null: none)."""
+    """One layer's decision: quantizer key, compute dtype (null: the model's) and adapter (null: none).
+
+    With `range_guard`, rows whose product could leave float16's range are computed scaled down and scaled back in
+    float32 (`toolkit.runs.guard`); the layer then answers in float32.
+    """
 
     quantizer: str
     compute_dtype: Literal["float32", "float16", "bfloat16"] | None = None
+    range_guard: bool = False
     adapter: Adapter | None = None
 
 
@@ -54,8 +63,10 @@ class Plan(File):
         rank: int | None = None,
         alpha: float = 16.0,
         scaler: str = "lora",
+        dora: bool = False,
         dataflow: str = "stock",
         compute_dtype: Literal["float32", "float16", "bfloat16"] | None = None,
+        range_guard: bool = False,
     ) -> Plan:
         """Keep the selected layers in `protect` (16 bit) and quantize all others to `base`.
 
@@ -64,8 +75,8 @@ class Plan(File):
             base: key of the quantizer of all other layers.
             protect: key of the quantizer of the selected layers.
             adapt: the layers that get an adapter; None adapts every layer where `rank` is given.
-            rank, alpha, scaler: of the adapters; without a rank there are none.
-            compute_dtype: of the protected layers.
+            rank, alpha, scaler, dora: of the adapters; without a rank there are none.
+            compute_dtype, range_guard: of the protected layers.
 
         Raises:
             InputError: unknown quantizer or scaler, the two selections are of different models, or `adapt`
@@ -87,13 +98,14 @@ class Plan(File):
             scale = registry.make("scaler", scaler)
             if not math.isfinite(alpha) or alpha <= 0:
                 raise InputError(f"the alpha of an adapter is {alpha}; a finite number above 0 is needed")
-            adapter = Adapter(rank=rank, alpha=alpha, scaler=scale.key, scaling=scale(alpha, rank))
+            adapter = Adapter(rank=rank, alpha=alpha, scaler=scale.key, scaling=scale(alpha, rank), dora=dora)
         protected = list(selection.layers) if selection else []
         adapted = set(adapt.layers) if adapt else None
         kept = {
             name: LayerPlan(
                 quantizer=protect,
                 compute_dtype=compute_dtype,
+                range_guard=range_guard,
                 adapter=adapter if adapted is None or name in adapted else None,
             )
             for name in protected

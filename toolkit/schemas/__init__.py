@@ -12,13 +12,16 @@ from typing import Any
 
 from toolkit.errors import InputError, closest
 from toolkit.records.certificate import Certificate
+from toolkit.records.finetuning import FineTuning
 from toolkit.records.io import File
 from toolkit.records.lock import Lock
 from toolkit.records.plan import Plan
 from toolkit.records.profile import Profile
 from toolkit.records.report import Report
 from toolkit.records.selection import Selection
+from toolkit.records.session import Session
 from toolkit.records.study import Study
+from toolkit.records.trained import Trained
 
 KINDS: dict[str, type[File]] = {
     "profile": Profile,
@@ -28,6 +31,9 @@ KINDS: dict[str, type[File]] = {
     "study": Study,
     "lock": Lock,
     "certificate": Certificate,
+    "fine-tuning": FineTuning,
+    "trained": Trained,
+    "timing-session": Session,
 }
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
@@ -45,7 +51,7 @@ def schema(kind: str) -> dict[str, Any]:
     record = KINDS[kind]
     data = record.model_json_schema(by_alias=True)
     data["properties"]["schema"] = {"const": record.version, "description": "version of this file format"}
-    if kind != "study":
+    if kind not in ("study", "fine-tuning"):
         data["required"] = ["schema", *data.get("required", [])]
     return {"$schema": DIALECT, **data}
 

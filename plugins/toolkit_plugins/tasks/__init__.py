@@ -1,0 +1,5 @@
+"""The built-in tasks, one file each."""
+
+from toolkit_plugins.tasks.arithmetic import Arithmetic
+
+COMPONENTS = [Arithmetic]

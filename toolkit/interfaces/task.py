@@ -1,0 +1,96 @@
+"""Tasks: a data set with its prompt, its target and its score."""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Literal
+
+from toolkit.interfaces.component import Component
+
+
+@dataclasses.dataclass(frozen=True)
+class Example:
+    """One row as a model meets it: `prompt` is read, `target` is what should follow.
+
+    Attributes:
+        prompt: ends where the target begins; whitespace between them belongs to the target.
+        target: the gold continuation, which training teaches and whose negative log-likelihood is measured.
+        options: the allowed targets, the gold one among them; empty where the answer is generated.
+        gold: the gold option's place; None where the answer is generated.
+        references: what a generated answer is compared with.
+        group: the set that the row belongs to, where a task holds several; scores are also given a group.
+    """
+
+    prompt: str
+    target: str
+    options: tuple[str, ...] = ()
+    gold: int | None = None
+    references: tuple[str, ...] = ()
+    group: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Hub:
+    """Where the Hub holds a task's rows: data set, configuration, and the name of each split there."""
+
+    path: str
+    name: str | None = None
+    splits: Mapping[str, str] = dataclasses.field(default_factory=lambda: {"train": "train", "test": "test"})
+    revision: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Answered:
+    """One row's answer: the generated text parsed (None: no parsable answer, which counts as wrong), and its score.
+
+    `score` is 1 or 0 where an answer is right or wrong, else a share such as F1, in [0, 1].
+    """
+
+    answer: str | None
+    score: float
+
+
+class Task(Component):
+    """rows → prompts and targets → a score a row and metrics over all rows.
+
+    Implement `example`, and for generated answers `judge`. Rows come from the Hub (`hub`), from local JSON lines,
+    or from code (`make`).
+
+    Attributes:
+        scored: `options`: the allowed target of the highest likelihood is the prediction; `generation`: greedy
+            decoding, then `judge`; `text`: perplexity of running text, no prediction.
+        metric: the name of the mean score, as tables print it.
+        columns: that every row must hold.
+        new_tokens: the most that are generated.
+        stop: texts that end a generated answer.
+    """
+
+    kind = "task"
+    scored: ClassVar[Literal["options", "generation", "text"]] = "options"
+    metric: ClassVar[str] = "accuracy"
+    columns: ClassVar[tuple[str, ...]] = ()
+    hub: ClassVar[Hub | None] = None
+    new_tokens: ClassVar[int] = 32
+    stop: ClassVar[tuple[str, ...]] = ()
+
+    def make(self, split: Literal["train", "test"]) -> Iterable[Mapping[str, Any]] | None:
+        """The rows of a task that is made by code, the same ones each time; None (the default): they are data."""
+        return None
+
+    @abstractmethod
+    def example(self, row: Mapping[str, Any]) -> Example | None:
+        """One row as prompt and target; None where the row cannot be used, which is counted.
+
+        Raises:
+            InputError: a value that no row of this task may hold (named).
+        """
+
+    def judge(self, text: str, example: Example) -> Answered:
+        """The answer in a generated text, and its score. Only for `scored = "generation"`."""
+        raise NotImplementedError(f"task {self.key} is scored by {self.scored} and generates nothing")
+
+    def metrics(self, answers: Sequence[Answered], examples: Sequence[Example]) -> dict[str, float]:
+        """Further metrics over all rows, beside the mean score; none by default."""
+        return {}

@@ -1,0 +1,288 @@
+"""The fine-tuning study: arms as compositions, tasks, shared levers, seeds and the analysis."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from toolkit.errors import InputError, closest
+from toolkit.records.budget import Budget
+from toolkit.records.io import File, Record, digest
+from toolkit.records.levers import Levers, Seeds
+from toolkit.records.study import DEMO_MODEL, NAME
+
+Name = Annotated[str, Field(pattern=NAME)]
+
+
+class Choice(Record):
+    """How an arm's layers are chosen, for protection or for adapters.
+
+    Attributes:
+        selector: key.
+        budget: where the selector needs one; a matched selector takes its total from `like`.
+        like: the arm whose choice of the same use is matched.
+        draw: of a random selector: `each-seed`, a new draw for each run's draw seed; `once`, the draw of seed 0 for
+            all runs, whose results hold for that draw only.
+        draws: with `each-seed`, a declared grid: so many draws, each with every seed, draw as a random effect.
+        calibration_rows: training rows of the run's task that a selector which asks for data is measured on.
+    """
+
+    selector: str
+    budget: Budget | None = None
+    like: str | None = None
+    draw: Literal["each-seed", "once"] = "each-seed"
+    draws: int | None = Field(default=None, gt=1)
+    calibration_rows: int = Field(default=32, gt=0)
+
+    @model_validator(mode="after")
+    def _one(self) -> Choice:
+        if self.draw == "once" and self.draws is not None:
+            raise InputError("draw: once uses a single draw; leave out `draws`, or let each seed have its own")
+        return self
+
+
+class Composition(Record):
+    """One arm: what its base, its protected layers and its adapters are. Every method is a composition.
+
+    bf16 LoRA: `base: none`. DoRA: also `dora: true`. QLoRA: the defaults. rsLoRA: `scaler: rslora`. AQLoRA-q:
+    `protect: {selector: top-error, budget: layers=0.2}`. AQLoRA-s: also `adapt: {selector: depth, budget:
+    layers=0.85}`.
+
+    Attributes:
+        base: quantizer of the layers that are not protected.
+        protect: which layers are protected; none where it is left out.
+        protect_as: quantizer of the protected layers; `none` keeps their 16 bit.
+        compute_dtype, range_guard: of the protected layers; see `toolkit.records.plan.LayerPlan`.
+        adapt: which layers get an adapter; all where it is left out.
+        levers: for this arm only; each must be declared in the study's `factors`.
+    """
+
+    name: Name
+    base: str = "nf4"
+    protect: Choice | None = None
+    protect_as: str = "none"
+    compute_dtype: Literal["float32", "float16", "bfloat16"] | None = None
+    range_guard: bool = False
+    adapt: Choice | None = None
+    scaler: str = "lora"
+    dora: bool = False
+    levers: dict[str, Any] = {}
+
+
+class Use(Record):
+    """One task of the study.
+
+    Attributes:
+        task: key of the task that is scored.
+        data: folder of JSON lines with `train` and `test` files, or None for the Hub (or for rows made by code).
+        train: key of the task that is trained on, where it is another; with `train_data`, where its rows are.
+        train_rows, rows: at most so many rows are trained on, and scored; the first ones in a fixed shuffled order.
+        levers: for this task, in every arm alike.
+    """
+
+    task: str
+    data: str | None = None
+    train: str | None = None
+    train_data: str | None = None
+    train_rows: int | None = Field(default=None, gt=0)
+    rows: int | None = Field(default=None, gt=0)
+    levers: dict[str, Any] = {}
+
+
+class Repeats(Record):
+    """The A/A arm: one arm again and again under the very same seeds, for the run-to-run noise."""
+
+    arm: str
+    count: int = Field(default=4, ge=2, description="runs under one set of seeds, the first included")
+
+
+class Tune(Record):
+    """Every arm gets the same grid of one lever, scored on rows that no table scores.
+
+    Attributes:
+        lever: usually `learning_rate`.
+        values: the grid.
+        rows: held out of the training rows for the choice.
+        seed: of the trials.
+    """
+
+    lever: str = "learning_rate"
+    values: list[float] = Field(min_length=2)
+    rows: int = Field(default=200, gt=0)
+    seed: int = 1_000_000
+
+
+class Contrasts(Record):
+    """What is compared, declared beforehand.
+
+    Attributes:
+        baseline: every other arm is compared with it.
+        pairs: further comparisons, [arm, arm]; an arm with its matched random arm is always one.
+        outcome: `loss`, nats a gold target token on held-out rows, paired by row; or `score`, the task's metric.
+        paired: runs of one seed are paired (the same adapters, data order and rows); declared, not chosen by result.
+        margin: within which two arms are called equivalent, in the outcome's unit; and its reason.
+        level: of the family.
+    """
+
+    baseline: str
+    pairs: list[tuple[str, str]] = []
+    outcome: Literal["loss", "score"] = "loss"
+    paired: bool = False
+    margin: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    margin_reason: str | None = None
+    level: float = Field(default=0.05, gt=0, lt=1)
+    correction: Literal["holm", "none"] = "holm"
+    resamples: int = Field(default=2000, ge=200, le=100_000)
+
+    @model_validator(mode="after")
+    def _reasoned(self) -> Contrasts:
+        if self.margin is not None and not (self.margin_reason or "").strip():
+            raise InputError(f"margin {self.margin} has no margin_reason: say why a smaller gap does not matter")
+        return self
+
+
+class Timing(Record):
+    """The timing protocol (AQLoRA §4, §6).
+
+    Attributes:
+        task: whose training rows are the fixed list of batches; the study's first where it is left out.
+        arms: that are timed; all where it is left out.
+        duplicates: runs of the baseline beside the first, for the floor.
+        noisiest: the arm that gets a duplicate as well; the one with most quantized layers where it is left out.
+        rounds: of all arms, each in a new random order.
+        seconds: of each arm in each round, in whole cycles of the list.
+        batches: of the list.
+        warmup: cycles before the first round.
+        floor: a session at or above it is shown and kept out.
+    """
+
+    task: str | None = None
+    arms: list[str] | None = None
+    duplicates: int = Field(default=2, ge=2, description="with the first, at least three runs of the baseline")
+    noisiest: str | None = None
+    rounds: int = Field(default=5, ge=3)
+    seconds: float = Field(default=10.0, gt=0)
+    batches: int = Field(default=8, gt=0)
+    warmup: int = Field(default=1, ge=1)
+    floor: float = Field(default=0.03, gt=0, lt=1)
+
+
+class FineTuning(File):
+    """A fine-tuning study: arms × tasks × seeds under shared levers.
+
+    Attributes:
+        model: a Hugging Face id, a local directory, or `demo` for the embedded model.
+        tasks: name → task; a run is one arm trained and scored on one task under one set of seeds.
+        factors: levers that may differ between arms.
+        seeds: a number n of runs an arm and task (seeds 0 … n−1, one for everything), or the sets of seeds.
+        batch: rows a forward pass of the evaluation.
+        keep_adapters: save each run's adapter beside its report, in PEFT's format.
+        small: fields that replace the above in the small form (`--small`).
+    """
+
+    kind: Literal["fine-tuning"]
+    name: Name
+    question: str
+    model: str = DEMO_MODEL
+    tasks: dict[Name, Use] = Field(min_length=1)
+    arms: list[Composition] = Field(min_length=1)
+    levers: Levers = Levers()
+    factors: list[str] = []
+    seeds: int | list[Seeds] = 4
+    repeats: Repeats | None = None
+    tune: Tune | None = None
+    timing: Timing = Timing()
+    batch: int = Field(default=32, gt=0)
+    keep_adapters: bool = False
+    analysis: Contrasts
+    form: Literal["full", "small"] = "full"
+    small: dict[str, Any] | None = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> FineTuning:
+        names = [arm.name for arm in self.arms]
+        for name in names:
+            if names.count(name) > 1:
+                raise InputError(f"two arms are called {name!r}; give one of them another name")
+        for lever in self.factors:
+            if lever not in Levers.model_fields:
+                raise InputError(f"factors names {lever!r}, which is no lever; {closest(lever, Levers.model_fields)}")
+        for arm in self.arms:
+            self._levers(arm)
+            for use in ("protect", "adapt"):
+                self._like(arm, use)
+        for name, task in self.tasks.items():
+            self.levers_of(name)  # raises where one of them is none
+            if task.train_data is not None and task.train is None:
+                raise InputError(f"task {name!r}: train_data without train: name the task whose rows these are")
+        named = [("analysis.baseline", [self.analysis.baseline])]
+        named += [("analysis.pairs", [arm for pair in self.analysis.pairs for arm in pair])]
+        named += [("repeats.arm", [self.repeats.arm] if self.repeats else [])]
+        named += [("timing.arms", self.timing.arms or []), ("timing.noisiest", [self.timing.noisiest or names[0]])]
+        for key, found in named:
+            for name in found:
+                if name not in names:
+                    raise InputError(f"{key} names {name!r}; {closest(name, names)}")
+        if self.timing.task is not None and self.timing.task not in self.tasks:
+            raise InputError(f"timing.task names {self.timing.task!r}; {closest(self.timing.task, self.tasks)}")
+        if self.tune is not None and self.tune.lever not in Levers.model_fields:
+            raise InputError(f"tune.lever names {self.tune.lever!r}; {closest(self.tune.lever, Levers.model_fields)}")
+        if isinstance(self.seeds, int) and self.seeds < 1:
+            raise InputError(f"seeds: {self.seeds}; at least one run an arm is needed")
+        return self
+
+    def _levers(self, arm: Composition) -> None:
+        for lever in arm.levers:
+            if lever not in Levers.model_fields:
+                raise InputError(f"arm {arm.name!r}: levers names {lever!r}; {closest(lever, Levers.model_fields)}")
+            if lever not in self.factors:
+                raise InputError(
+                    f"arm {arm.name!r} changes lever {lever!r} ({getattr(self.levers, lever)!r} for the others, "
+                    f"{arm.levers[lever]!r} here), which is not declared: a difference could come from it alone. "
+                    f"Give it to every arm under `levers`, or declare it: factors: [{lever}]"
+                )
+
+    def _like(self, arm: Composition, use: Literal["protect", "adapt"]) -> None:
+        choice: Choice | None = getattr(arm, use)
+        if choice is None or choice.like is None:
+            return
+        names = [other.name for other in self.arms]
+        if choice.like not in names:
+            raise InputError(f"arm {arm.name!r}: {use}.like names {choice.like!r}; {closest(choice.like, names)}")
+        matched: Choice | None = getattr(self.arm(choice.like), use)
+        if matched is None:
+            raise InputError(
+                f"arm {arm.name!r}: {use}.like names {choice.like!r}, which chooses no layers to {use}: all are"
+                if use == "adapt"
+                else f"arm {arm.name!r}: {use}.like names {choice.like!r}, which protects no layers"
+            )
+        if matched.like is not None:
+            raise InputError(f"arm {arm.name!r}: {use}.like names {choice.like!r}, which is matched to another arm")
+
+    def arm(self, name: str) -> Composition:
+        """The arm of a name."""
+        for arm in self.arms:
+            if arm.name == name:
+                return arm
+        raise InputError(f"the study has no arm {name!r}; {closest(name, [a.name for a in self.arms])}")
+
+    def levers_of(self, task: str, arm: str | None = None, **chosen: Any) -> Levers:
+        """The levers of one task and arm: the study's, the task's over them, then the arm's, then `chosen`."""
+        given = self.levers.model_dump() | self.tasks[task].levers
+        if arm is not None:
+            given |= self.arm(arm).levers
+        unknown = [name for name in given if name not in Levers.model_fields]
+        if unknown:
+            raise InputError(f"task {task!r}: levers names {unknown[0]!r}; {closest(unknown[0], Levers.model_fields)}")
+        return Levers.model_validate(given | chosen)
+
+    @property
+    def runs_of_an_arm(self) -> list[Seeds]:
+        """The seeds of an arm's runs on one task."""
+        return [Seeds.all(seed) for seed in range(self.seeds)] if isinstance(self.seeds, int) else list(self.seeds)
+
+    @property
+    def declaration(self) -> str:
+        """Hash of what is declared: the study less its small form."""
+        return digest(self.model_copy(update={"small": None}).to_json())

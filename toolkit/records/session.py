@@ -1,0 +1,101 @@
+"""The timing session: every arm's cycles, interleaved in rounds, and the state of the machine beside them."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from toolkit.records.finetuning import Timing
+from toolkit.records.io import File, Record
+from toolkit.records.levers import Levers
+from toolkit.records.plan import Plan
+from toolkit.records.report import Provenance
+
+
+class Sample(Record):
+    """One arm in one round: whole cycles of the list of batches until the duration was reached.
+
+    Attributes:
+        order: place of the arm in its round.
+        steps: optimizer steps; `tokens`: real ones, no padding.
+        clock, temperature, power: at its end (MHz, °C, W); None without NVML.
+        throttled: reasons that NVML gave during the sample; empty: none.
+        load: utilization by other processes that NVML saw, names or numbers of the processes.
+    """
+
+    round: int
+    order: int
+    seconds: float = Field(gt=0)
+    cycles: int = Field(gt=0)
+    steps: int
+    tokens: int
+    clock: float | None = None
+    temperature: float | None = None
+    power: float | None = None
+    throttled: list[str] = []
+    load: list[str] = []
+
+
+class Memory(Record):
+    """Bytes in the memory pass: after building and before the first step, and at the peak of whole steps."""
+
+    base_allocated: int
+    base_reserved: int
+    peak_allocated: int
+    peak_reserved: int
+
+
+class Timed(Record):
+    """One timed arm of a session.
+
+    Attributes:
+        arm: the study's arm; `duplicate` numbers its further runs, 0 the first.
+        profile: share of a step's wall time by where it goes, from one profiled cycle outside the samples.
+    """
+
+    arm: str
+    duplicate: int = 0
+    plan: Plan
+    levers: Levers
+    trainable: int
+    samples: list[Sample]
+    memory: Memory | None = None
+    profile: dict[str, float] = {}
+
+
+class Machine(Record):
+    """Where a session ran: sessions of one allocation are not independent of each other.
+
+    Attributes:
+        device: name; `identity`: UUID where the device has one.
+        allocation: what tells one allocation of the machine from the next: its boot and, where there is one, its job.
+    """
+
+    host: str
+    device: str
+    identity: str | None = None
+    driver: str | None = None
+    clocks: dict[str, float] = Field(default={}, description="largest clocks, MHz")
+    allocation: str
+
+
+class Session(File):
+    """One timing session of a study: one new process."""
+
+    kind: Literal["timing-session"] = "timing-session"
+    study: str
+    form: Literal["full", "small"]
+    session: str = Field(description="name of its file, from the time of its start")
+    declaration: str = Field(description="hash of the study as declared")
+    task: str
+    model: str
+    fingerprint: str
+    baseline: str
+    protocol: Timing
+    seed: int
+    batches: list[dict[str, int]] = Field(description="the fixed list: examples, real, target and computed tokens")
+    machine: Machine
+    arms: list[Timed]
+    labels: list[str] = []
+    provenance: Provenance
