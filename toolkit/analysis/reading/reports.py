@@ -160,7 +160,7 @@ def read(study: str | os.PathLike[str]) -> Results:
     paths = sorted(folder.glob(f"*/{REPORT}"))
     commons, runs = map(list, zip(*read_reports(paths), strict=True))
     _agree(paths, commons)
-    _same(paths, [r.layers for r in runs], "layers", lambda v: f"{len(v)} layers")
+    same(paths, [r.layers for r in runs], "layers", lambda v: f"{len(v)} layers")
     common = commons[0]
     declaration = declared(folder, study, common.form == "small")
     if declaration.name != common.study:
@@ -199,10 +199,15 @@ def _agree(paths: list[Path], commons: list[Common]) -> None:
     if len(set(commons)) == 1:
         return
     for field_, (label, show) in LABELS.items():
-        _same(paths, [getattr(common, field_) for common in commons], label, show)
+        same(paths, [getattr(common, field_) for common in commons], label, show)
 
 
-def _same(paths: list[Path], values: list[Any], label: str, show: Callable[[Any], str]) -> None:
+def same(paths: list[Path], values: list[Any], label: str, show: Callable[[Any], str]) -> None:
+    """Refuse reports that do not share one value; where there is none, a report has no say.
+
+    Raises:
+        InputError: the files that hold another value than most.
+    """
     counts = Counter(v for v in values if v is not None)
     if len(counts) <= 1:
         return

@@ -1,0 +1,218 @@
+"""Reading a fine-tuning study's reports: every one checked, alone and against the others; results are never mixed."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from toolkit.analysis.reading.kinds import places
+from toolkit.analysis.reading.reports import same
+from toolkit.analysis.reading.trained_file import TrainedRun, read_trained
+from toolkit.errors import InputError
+from toolkit.records.finetuning import Composition, FineTuning
+from toolkit.records.io import parse, read_yaml
+from toolkit.records.levers import Seeds
+from toolkit.records.report import REPORT
+from toolkit.records.study import STUDY_COPY
+
+RUNS = "runs"
+"""Folder of the runs, one folder each, in a study's results."""
+TIMING = "timing"
+"""Folder of the timing sessions, one file each."""
+
+
+class Key(NamedTuple):
+    """What a run is: two reports of one key tell of the same run."""
+
+    role: str
+    task: str
+    arm: str
+    seeds: Seeds
+    draw: int | None = None
+    value: float | None = None
+    own: bool = False
+
+    def __str__(self) -> str:
+        words = {"arm": "", "repeat": "repeat of ", "tune": "trial of "}[self.role] + f"{self.arm} on {self.task}"
+        more = [str(self.seeds)]
+        more += [f"draw {self.draw}"] if self.draw is not None else []
+        more += [f"value {self.value:g}"] if self.role == "tune" and self.value is not None else []
+        more += ["at its own value"] if self.own else []
+        return f"{words} ({', '.join(more)})"
+
+
+@dataclass(frozen=True)
+class TrainedResults:
+    """All reports of one fine-tuning study that belong together, and the study that declared them.
+
+    Attributes:
+        runs: by their key; those that the study declares, in its order.
+        others: reports of runs that the study does not declare.
+        missing: declared runs that left no report.
+    """
+
+    folder: Path
+    study: FineTuning
+    runs: dict[Key, TrainedRun]
+    others: tuple[TrainedRun, ...]
+    missing: tuple[Key, ...]
+
+    @property
+    def any(self) -> TrainedRun | None:
+        """One run, for what all share; None where there are timing sessions alone."""
+        return next(iter(self.runs.values()), None)
+
+    @property
+    def tasks(self) -> list[str]:
+        """Tasks in the study's order that have a finished run."""
+        return [task for task in self.study.tasks if any(k.task == task and r.finished for k, r in self.runs.items())]
+
+    def of(self, task: str, arm: str, *, own: bool = False) -> list[TrainedRun]:
+        """Finished runs of an arm on a task, in the order of draws and seeds."""
+        found = [(k, r) for k, r in self.runs.items() if (k.role, k.task, k.arm, k.own) == ("arm", task, arm, own)]
+        return [run for _, run in found if run.finished]
+
+    def repeats(self, task: str) -> list[TrainedRun]:
+        """The finished runs of the A/A arm under one set of seeds, the arm's own run first."""
+        if self.study.repeats is None:
+            return []
+        first = first_seeds(self.study)
+        found = [r for r in self.of(task, self.study.repeats.arm) if r.seeds == first and r.draw in (None, 0)]
+        return found + [r for k, r in self.runs.items() if k.role == "repeat" and k.task == task and r.finished]
+
+    def trials(self, task: str, arm: str) -> list[TrainedRun]:
+        """Finished trials of the tuned lever, by its value."""
+        found = [r for k, r in self.runs.items() if (k.role, k.task, k.arm) == ("tune", task, arm) and r.finished]
+        return sorted(found, key=lambda run: run.value or 0.0)
+
+    @property
+    def unfinished(self) -> list[TrainedRun]:
+        """Runs that ended early."""
+        return [run for run in self.runs.values() if not run.finished]
+
+
+def first_seeds(study: FineTuning) -> Seeds:
+    """The seeds that the A/A arm repeats."""
+    return study.runs_of_an_arm[0]
+
+
+def draws_of(arm: Composition) -> int | None:
+    """The draws of a declared grid; None where there is none."""
+    counts = [choice.draws for choice in (arm.protect, arm.adapt) if choice is not None and choice.draws is not None]
+    return max(counts) if counts else None
+
+
+def once(arm: Composition) -> bool:
+    """Whether one random draw serves all seeds of an arm, so that its results hold for that draw only."""
+    return any(c is not None and c.like is not None and c.draw == "once" for c in (arm.protect, arm.adapt))
+
+
+def declared_runs(study: FineTuning) -> list[Key]:
+    """Every run that a study declares, but for those at each arm's own value of a tuned lever."""
+    found = []
+    for task in study.tasks:
+        for arm in study.arms:
+            draws = draws_of(arm)
+            for draw in [None] if draws is None else range(draws):
+                found += [Key("arm", task, arm.name, seeds, draw) for seeds in study.runs_of_an_arm]
+        if study.repeats is not None:
+            first = first_seeds(study)
+            grid = draws_of(study.arm(study.repeats.arm)) is not None
+            found += [
+                Key("repeat", task, study.repeats.arm, first.model_copy(update={"repeat": n}), 0 if grid else None)
+                for n in range(first.repeat + 1, first.repeat + study.repeats.count)
+            ]
+        if study.tune is not None:
+            seeds = Seeds.all(study.tune.seed)
+            found += [Key("tune", task, a.name, seeds, None, v) for a in study.arms for v in study.tune.values]
+    return found
+
+
+def locate(study: str | os.PathLike[str]) -> Path:
+    """The results folder of a fine-tuning study: of its folder or file, or of an `--out` folder.
+
+    Raises:
+        InputError: nothing is there, or neither a run nor a timing session has left a file yet.
+    """
+    path = Path(study)
+    if not path.exists():
+        raise InputError(f"no study or results folder at {path}")
+    folder = path.parent if path.is_file() else path
+    for candidate in (folder / "results", folder):
+        if any(candidate.glob(f"{RUNS}/*/{REPORT}")) or any(candidate.glob(f"{TIMING}/*.json")):
+            return candidate
+    others = sorted({str(found.parents[2]) for found in folder.glob(f"results*/{RUNS}/*/{REPORT}")})
+    hint = f"there are some in {', '.join(others)}" if others else f"`toolkit run {study}` makes them"
+    raise InputError(f"no run has left a report in {folder / 'results' / RUNS} or {folder / RUNS}; {hint}")
+
+
+def declared(folder: Path, given: str | os.PathLike[str]) -> FineTuning:
+    """The study behind a results folder: the copy kept beside the runs, else its `study.yaml` in the full form.
+
+    Raises:
+        InputError: there is neither, so that arms, seeds and analysis are not known.
+    """
+    copy = folder / STUDY_COPY
+    if copy.is_file():
+        return FineTuning.load(copy)
+    for file in [*places(given), *places(folder)]:
+        if file.is_file() and file.suffix in (".yaml", ".yml"):
+            data, lines = read_yaml(file)
+            return parse(FineTuning, data, str(file), lines)
+    raise InputError(
+        f"{folder} holds reports, and neither {STUDY_COPY} nor a study.yaml stands beside them: the arms, the seeds "
+        "and the analysis are declared there"
+    )
+
+
+def read(study: str | os.PathLike[str]) -> TrainedResults:
+    """Every report of a fine-tuning study, checked one by one and against each other.
+
+    Args:
+        study: a study's folder, its `study.yaml`, its results folder, or the `--out` folder of a run.
+
+    Raises:
+        InputError: a report is damaged or foreign, holds a score that is not finite, or differs from the others in
+            study, form, model or weights, or from the others of its task in settings; or two reports tell of the
+            same run.
+    """
+    folder = locate(study)
+    declaration = declared(folder, study)
+    found = [read_trained(path) for path in sorted((folder / RUNS).glob(f"*/{REPORT}"))]
+    _agree(found, declaration, folder)
+    runs: dict[Key, TrainedRun] = {}
+    for run in found:
+        value = run.value if run.role == "tune" or run.own else None
+        key = Key(run.role, run.task, run.arm, run.seeds, run.draw, value if run.role == "tune" else None, run.own)
+        if key in runs:
+            raise InputError(f"{runs[key].path} and {run.path} both tell of {key}; keep one of them")
+        runs[key] = run
+    asked = declared_runs(declaration)
+    if declaration.tune is not None:
+        asked += [key._replace(own=True) for key in asked if key.role == "arm" and key._replace(own=True) in runs]
+    return TrainedResults(
+        folder=folder,
+        study=declaration,
+        runs={key: runs[key] for key in asked if key in runs},
+        others=tuple(run for key, run in runs.items() if key not in set(asked)),
+        missing=tuple(key for key in asked if key not in runs),
+    )
+
+
+def _agree(runs: list[TrainedRun], study: FineTuning, folder: Path) -> None:
+    """Refuse reports that do not share what reports of one study, and of one task, share."""
+    paths = [run.path for run in runs]
+    same(paths, [run.study for run in runs], "study", str)
+    same(paths, [run.form for run in runs], "form", str)
+    same(paths, [run.model for run in runs], "model", str)
+    same(paths, [run.fingerprint for run in runs], "weights fingerprint", lambda v: v[:12])
+    if runs and runs[0].study != study.name:
+        raise InputError(f"{folder} holds reports of study {runs[0].study!r}, and {study.name!r} is asked for")
+    if runs and runs[0].form != study.form:
+        raise InputError(f"{folder} holds reports of the {runs[0].form} form, and the study beside is the {study.form}")
+    for task in {run.task for run in runs}:
+        for trials in (False, True):
+            mine = [run for run in runs if run.task == task and (run.role == "tune") is trials]
+            same([r.path for r in mine], [r.settings for r in mine], f"settings of task {task!r}", lambda v: v[:12])
