@@ -47,7 +47,7 @@ class Recorder:
             "python": platform.python_version(),
             "packages": {name: version for name in PACKAGES if (version := _version(name))},
             "platform": " ".join((platform.system(), platform.machine(), *platform.libc_ver())).strip(),
-            "device": _device_name(device),
+            "device": device_name(device),
             "threads": torch.get_num_threads(),
             "compute_dtype": str(dtype).removeprefix("torch."),
         }
@@ -77,7 +77,8 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _device_name(device: torch.device) -> str:
+def device_name(device: torch.device) -> str:
+    """What the device is called: the GPU's or the processor's name."""
     import torch
 
     if device.type == "cuda":
