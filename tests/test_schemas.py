@@ -19,9 +19,14 @@ import toolkit.schemas
 from toolkit.errors import InputError
 from toolkit.records.budget import Budget
 from toolkit.records.certificate import Certificate, CertifiedArm, CertifiedDraws, CertifiedRoom, tied
+from toolkit.records.declared import kind_of
+from toolkit.records.finetuning import FineTuning
+from toolkit.records.levers import Levers, Seeds
 from toolkit.records.lock import Lock
 from toolkit.records.plan import Plan
-from toolkit.records.report import mask
+from toolkit.records.report import Rows, mask
+from toolkit.records.session import Machine, Memory, Sample, Session, Timed
+from toolkit.records.trained import ROW, Course, Data, Flag, Scores, Trained
 from toolkit.schemas import KINDS, file_of, schema
 from toolkit.selection.select import select
 
@@ -51,6 +56,9 @@ def _documents():
         "study": [made.study],
         "lock": [_lock(made)],
         "certificate": [_certificate(made, None), _certificate(made, _lock(made))],
+        "fine-tuning": [_fine_tuning()],
+        "trained": _trained(made, profile, top, adapted),
+        "timing-session": [_session(made, adapted)],
     }
     return {kind: [json.loads(json.dumps(r.to_json())) for r in items] for kind, items in records.items()}
 
@@ -127,6 +135,137 @@ def _certificate(made, lock):
     ).sealed()
 
 
+def _fine_tuning():
+    """A fine-tuning study that uses every part of the file."""
+    top = {"selector": "top-error", "budget": "layers=0.2"}
+    return FineTuning.model_validate(
+        {
+            "kind": "fine-tuning",
+            "name": "trained",
+            "question": "Does it help?",
+            "tasks": {
+                "sums": {"task": "arithmetic", "train_rows": 64, "rows": 32, "levers": {"length": 64}},
+                "words": {"task": "copa", "data": "rows", "train": "rte", "train_data": "more"},
+            },
+            "arms": [
+                {"name": "qlora"},
+                {"name": "top", "protect": top, "compute_dtype": "float32", "range_guard": True},
+                {"name": "drawn", "protect": {"selector": "random-matched", "like": "top", "draws": 2}},
+                {"name": "deep", "adapt": {"selector": "depth", "budget": "layers=0.85", "draw": "once"}, "dora": True},
+                {"name": "long", "base": "none", "scaler": "rslora", "levers": {"steps": 40}},
+            ],
+            "levers": {"steps": 20, "checkpointing": True},
+            "factors": ["steps"],
+            "seeds": [{"adapter": 0, "data": 1, "draw": 2}, {"adapter": 1, "data": 1, "draw": 2}],
+            "repeats": {"arm": "qlora"},
+            "tune": {"values": [1e-4, 3e-4]},
+            "timing": {"task": "sums", "arms": ["qlora", "top"], "noisiest": "top"},
+            "analysis": {
+                "baseline": "qlora",
+                "pairs": [["top", "deep"]],
+                "paired": True,
+                "margin": 0.01,
+                "margin_reason": "smaller gaps change no answer",
+            },
+            "small": {"seeds": 2},
+        }
+    )
+
+
+def _trained(made, profile, top, plan):
+    """The report of a finished run, and of one that ran out of memory."""
+    data = Data(source="code", sha256="da" * 32, found=100, rows=90, unusable=1, cut=9)
+    course = Course(
+        steps=20,
+        planned=20,
+        examples=640,
+        target_tokens=1000,
+        real_tokens=9000,
+        computed_tokens=10_000,
+        first_loss=3.5,
+        last_loss=0.25,
+        seconds=12.5,
+        resumed=1,
+        paused=2.0,
+        lowest=1,
+        scale=65536.0,
+        trainable=4096,
+    )
+    common = {
+        "study": "trained",
+        "form": "full",
+        "arm": "top",
+        "task": "sums",
+        "levers": Levers(steps=20),
+        "model": profile.model,
+        "fingerprint": profile.fingerprint,
+        "reference": profile.reference,
+        "settings": "5e" * 32,
+        "plan": plan,
+        "protect": top,
+        "train": data,
+        "provenance": made.reference("base").provenance,
+    }
+    scores = Scores(rows=90, loss=0.5, metric="accuracy", score=0.75, chance=0.5, unparsed=0.1, further={"f1": 0.5})
+    whole = Trained(
+        **common,
+        run="sums--top--seed0-r1",
+        role="repeat",
+        seeds=Seeds.all(0, repeat=1),
+        finished=True,
+        draw=1,
+        own=True,
+        value=3e-4,
+        lock="10" * 32,
+        labels=["this draw only"],
+        adapt=top,
+        test=data,
+        course=course,
+        scores={"": scores, "set": scores},
+        adapter="adapter",
+        rows=Rows(file="rows.jsonl.gz", sha256="0f" * 32, count=90, columns=ROW),
+    )
+    ended = Trained(
+        **common,
+        run="sums--top--seed1",
+        role="arm",
+        seeds=Seeds(adapter=1, data=2, draw=3),
+        finished=False,
+        flags=[Flag(check="loss", severity="fatal", reason="the loss is not finite", step=7, layer="a.b")],
+        test=data,
+        course=course.model_copy(update={"steps": 7, "lowest": None, "scale": None}),
+    )
+    return [whole, ended]
+
+
+def _session(made, plan):
+    """A timing session of two arms, one with a duplicate."""
+    sample = Sample(
+        round=0, order=1, seconds=10.5, cycles=2, steps=16, tokens=9000, clock=1980.0, throttled=["power"], load=["9"]
+    )
+    memory = Memory(base_allocated=10, base_reserved=20, peak_allocated=30, peak_reserved=40)
+    timed = Timed(
+        arm="qlora", plan=plan, levers=Levers(), trainable=4096, samples=[sample], memory=memory, profile={"gemm": 0.5}
+    )
+    return Session(
+        study="trained",
+        form="full",
+        session="20260101T000000Z",
+        declaration="de" * 32,
+        task="sums",
+        model=made.profile.model,
+        fingerprint=made.profile.fingerprint,
+        baseline="qlora",
+        protocol=_fine_tuning().timing,
+        seed=0,
+        batches=[{"examples": 6, "real": 900, "target": 60, "computed": 1000}],
+        machine=Machine(host="host", device="device", identity="GPU-0", clocks={"sm": 1980.0}, allocation="boot"),
+        arms=[timed, timed.model_copy(update={"duplicate": 1, "memory": None})],
+        labels=["another process was there"],
+        provenance=made.reference("base").provenance,
+    )
+
+
 DOCUMENTS = _documents()
 
 
@@ -158,7 +297,8 @@ def test_the_studies_in_the_tree_fit():
     found = _committed("*/study.yaml")
     assert found
     for path in found:
-        Draft202012Validator(schema("study")).validate(yaml.safe_load(path.read_text()))
+        kind = "fine-tuning" if kind_of(path) == "fine-tuning" else "study"
+        Draft202012Validator(schema(kind)).validate(yaml.safe_load(path.read_text()))
 
 
 def test_the_reports_in_the_tree_fit():
@@ -170,7 +310,7 @@ def test_the_reports_in_the_tree_fit():
         validator.validate(json.loads(path.read_text()))
 
 
-@pytest.mark.parametrize("kind", [k for k in KINDS if k != "study"])
+@pytest.mark.parametrize("kind", [k for k in KINDS if k not in ("study", "fine-tuning")])
 @pytest.mark.parametrize("version", [None, 0, 2, "1"])
 def test_another_schema_version_does_not_fit(kind, version):
     document = dict(DOCUMENTS[kind][0], schema=version)

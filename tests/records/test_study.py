@@ -6,7 +6,8 @@ import pytest
 import yaml
 
 from toolkit.errors import InputError
-from toolkit.records.study import Study, slug, study_file
+from toolkit.records.declared import study_file
+from toolkit.records.study import Study, slug
 
 TEXT = """\
 name: ranking

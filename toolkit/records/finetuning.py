@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from toolkit.errors import InputError, closest
 from toolkit.records.budget import Budget
+from toolkit.records.declared import read_declared
 from toolkit.records.io import File, Record, digest
 from toolkit.records.levers import Levers, Seeds
 from toolkit.records.study import DEMO_MODEL, NAME
@@ -103,14 +107,14 @@ class Tune(Record):
     Attributes:
         lever: usually `learning_rate`.
         values: the grid.
-        rows: held out of the training rows for the choice.
+        rows: held out of the training rows for the choice; no run trains on them.
         seed: of the trials.
     """
 
     lever: str = "learning_rate"
     values: list[float] = Field(min_length=2)
     rows: int = Field(default=200, gt=0)
-    seed: int = 1_000_000
+    seed: int = Field(default=1_000_000, ge=0)
 
 
 class Contrasts(Record):
@@ -226,11 +230,34 @@ class FineTuning(File):
                     raise InputError(f"{key} names {name!r}; {closest(name, names)}")
         if self.timing.task is not None and self.timing.task not in self.tasks:
             raise InputError(f"timing.task names {self.timing.task!r}; {closest(self.timing.task, self.tasks)}")
-        if self.tune is not None and self.tune.lever not in Levers.model_fields:
-            raise InputError(f"tune.lever names {self.tune.lever!r}; {closest(self.tune.lever, Levers.model_fields)}")
-        if isinstance(self.seeds, int) and self.seeds < 1:
+        if self.tune is not None:
+            self._tuned(self.tune)
+        seeds = self.runs_of_an_arm
+        if not seeds:
             raise InputError(f"seeds: {self.seeds}; at least one run an arm is needed")
+        for each in seeds:
+            if each.repeat:
+                raise InputError(f"seeds: {each} has a repeat; `repeats` declares the A/A arm")
+            if seeds.count(each) > 1:
+                raise InputError(f"seeds: {each} stands twice; `repeats` declares runs under the same seeds")
         return self
+
+    def _tuned(self, tune: Tune) -> None:
+        if tune.lever not in Levers.model_fields:
+            raise InputError(f"tune.lever names {tune.lever!r}; {closest(tune.lever, Levers.model_fields)}")
+        for value in tune.values:
+            if tune.values.count(value) > 1:
+                raise InputError(f"tune.values holds {value:g} twice")
+            try:
+                Levers.model_validate({tune.lever: value})
+            except ValidationError as error:
+                reason = error.errors()[0]["msg"]
+                raise InputError(f"tune.values holds {value:g}, which is no {tune.lever}: {reason}") from None
+        for arm in self.arms:
+            if tune.lever in arm.levers:
+                raise InputError(
+                    f"arm {arm.name!r} sets {tune.lever!r}, which is tuned for every arm: leave it out there"
+                )
 
     def _levers(self, arm: Composition) -> None:
         for lever in arm.levers:
@@ -275,7 +302,13 @@ class FineTuning(File):
         unknown = [name for name in given if name not in Levers.model_fields]
         if unknown:
             raise InputError(f"task {task!r}: levers names {unknown[0]!r}; {closest(unknown[0], Levers.model_fields)}")
-        return Levers.model_validate(given | chosen)
+        try:
+            return Levers.model_validate(given | chosen)
+        except ValidationError as error:
+            first = error.errors()[0]
+            of = f"task {task!r}" + (f", arm {arm!r}" if arm is not None else "")
+            key = ".".join(map(str, first["loc"]))
+            raise InputError(f"{of}: lever {key}: {first['msg']} (found {first['input']!r:.80})") from None
 
     @property
     def runs_of_an_arm(self) -> list[Seeds]:
@@ -283,6 +316,71 @@ class FineTuning(File):
         return [Seeds.all(seed) for seed in range(self.seeds)] if isinstance(self.seeds, int) else list(self.seeds)
 
     @property
+    def published(self) -> FineTuning:
+        """The study as it may be shown: folders of models and data are the user's own, and stand by name alone."""
+
+        def name(path: str | None) -> str | None:
+            return path if path is None else Path(path).name
+
+        tasks = {
+            key: use.model_copy(update={"data": name(use.data), "train_data": name(use.train_data)})
+            for key, use in self.tasks.items()
+        }
+        model = Path(self.model).name if Path(self.model).is_dir() else self.model
+        return self.model_copy(update={"model": model, "tasks": tasks})
+
+    @property
     def declaration(self) -> str:
-        """Hash of what is declared: the study less its small form."""
-        return digest(self.model_copy(update={"small": None}).to_json())
+        """Hash of what is declared: the study as published, less its small form."""
+        return digest(self.published.model_copy(update={"small": None}).to_json())
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str], small: bool = False, **changes: Any) -> FineTuning:
+        """A study from its folder or its `study.yaml`; with `small`, its small form; `changes` replace fields.
+
+        A model's folder and a task's data are looked for beside the study first, so that it runs from any folder.
+
+        Raises:
+            InputError: no such study, an unknown key or a wrong type (with line), or no small form.
+        """
+        return read_declared(cls, path, _beside, small=small, changes=changes)
+
+    def with_data(self, given: Mapping[str, str]) -> FineTuning:
+        """The study with other data: task name → folder of the rows, `NAME:train` → that of its training rows.
+
+        Raises:
+            InputError: the study has no such task, or the task is trained on its own rows.
+        """
+        tasks = dict(self.tasks)
+        for key, source in given.items():
+            name, _, split = key.partition(":")
+            if name not in tasks:
+                raise InputError(f"data are given for task {name!r}; {closest(name, tasks)}")
+            if split not in ("", "train"):
+                raise InputError(f"data are given for {key!r}: write {name}=PATH, or {name}:train=PATH")
+            if split and tasks[name].train is None:
+                raise InputError(f"task {name!r} is trained on its own rows: give its data as {name}=PATH")
+            tasks[name] = tasks[name].model_copy(update={"train_data" if split else "data": source})
+        return self.model_copy(update={"tasks": tasks})
+
+
+def _beside(data: Any, home: Path) -> Any:
+    """A study's plain data, with the model and the tasks' data that lie beside it as paths from here."""
+    if not isinstance(data, dict):
+        return data
+    found = dict(data)
+
+    def here(value: Any) -> Any:
+        return str(home / value) if isinstance(value, str) and value and (home / value).exists() else value
+
+    if found.get("model") not in (None, DEMO_MODEL):
+        found["model"] = here(found["model"])
+    if isinstance(found.get("tasks"), dict):
+        paths = ("data", "train_data")
+        found["tasks"] = {
+            name: use | {key: here(use[key]) for key in paths if key in use} if isinstance(use, dict) else use
+            for name, use in found["tasks"].items()
+        }
+    if "small" in data:
+        found["small"] = _beside(data["small"], home)
+    return found

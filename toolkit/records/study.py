@@ -12,7 +12,8 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from toolkit.errors import InputError, closest
 from toolkit.records.budget import TEXT, Budget
-from toolkit.records.io import File, Record, digest, parse, read_yaml
+from toolkit.records.declared import read_declared
+from toolkit.records.io import File, Record, digest
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._@+-]*$"
 STUDY_COPY = "study.json"
@@ -283,19 +284,7 @@ class Study(File):
         Raises:
             InputError: no such study, an unknown key or a wrong type (with line), or no small form.
         """
-        file = study_file(path)
-        data, lines = read_yaml(file)
-        data = _beside(data, file.parent)
-        study = parse(cls, data, str(file), lines)
-        data = study.to_json()
-        data.pop("small", None)
-        reduced = data | (study.small or {}) | {"form": "small"}  # a null there takes a field out
-        if study.small:  # checked also where it is not asked for
-            inside = {place[1:]: line for place, line in lines.items() if place[0] == "small" and len(place) > 1}
-            parse(cls, reduced, f"{file} (small form)", inside)
-        elif small:
-            raise InputError(f"{file} has no `small` form")
-        return parse(cls, (reduced if small else data) | changes, str(file), {}) if small or changes else study
+        return read_declared(cls, path, _beside, small=small, changes=changes)
 
     def arm(self, label: str) -> Arm:
         """The arm of that name."""
@@ -333,28 +322,6 @@ def _beside(data: Any, home: Path) -> Any:
     if "small" in data:
         found["small"] = _beside(data["small"], home)
     return found
-
-
-def study_file(path: str | os.PathLike[str]) -> Path:
-    """The `study.yaml` of a folder, or the file itself."""
-    path = Path(path)
-    file = path / "study.yaml" if path.is_dir() else path
-    if not file.exists():
-        raise InputError(f"no study at {path}: " + (f"{file} does not exist" if path.is_dir() else _studies(path)))
-    return file
-
-
-def _studies(path: Path) -> str:
-    """The studies that a wrong path may have meant: beside it, or one folder further down."""
-    found = {p.parent.name: p.parent for deep in ("*/*", "*") for p in path.parent.glob(f"{deep}/study.yaml")}
-    if not found:
-        return f"no folder in {path.parent} holds a study.yaml"
-    near = closest(path.name, found)
-    if not near.startswith("did you mean"):
-        near = "there are " + ", ".join(repr(name) for name in sorted(found))
-    for name, folder in found.items():
-        near = near.replace(repr(name), repr(str(folder)))
-    return near
 
 
 def slug(key: str) -> str:

@@ -18,6 +18,9 @@ ROW = ["group", "row", "nll", "tokens", "options", "gold", "prediction", "score"
 negative log-likelihood (nats) and tokens; all options' summed negative log-likelihoods, or null; the gold option, or
 null; the predicted option or the parsed answer; its score in [0, 1]; and whether the answer could be parsed."""
 
+RUNS = "runs"
+"""Folder of the runs' folders in a study's results."""
+
 CURVE = "curve.csv"
 """Beside the report: step, loss, learning rate, gradient norm, target tokens, seconds."""
 
@@ -106,7 +109,8 @@ class Trained(File):
     """One run of a fine-tuning study.
 
     Attributes:
-        role: `arm`; `repeat`, the same under the same seeds (A/A); `tune`, a trial of the tuned lever.
+        role: `arm`; `repeat`, the same under the same seeds (A/A); `tune`, a trial of the tuned lever; `untrained`,
+            the baseline arm scored before any training (zero-shot), with a course of no steps.
         value: of the tuned lever, for a trial; `own`: an arm's run at the value that its trials chose.
         settings: hash of what all runs of a task share: model, data, rows, levers that are no factor, dtype, device.
         draws: which draw of a declared grid; None where there is none.
@@ -118,7 +122,7 @@ class Trained(File):
     study: str
     form: Literal["full", "small"]
     run: str
-    role: Literal["arm", "repeat", "tune"]
+    role: Literal["arm", "repeat", "tune", "untrained"]
     arm: str
     task: str
     seeds: Seeds
@@ -130,6 +134,7 @@ class Trained(File):
     fingerprint: str
     reference: Reference
     settings: str
+    lock: str | None = Field(default=None, description="hash of the locked analysis that the run was made under")
     plan: Plan
     protect: Selection | None = None
     adapt: Selection | None = None

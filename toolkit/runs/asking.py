@@ -8,8 +8,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from toolkit.errors import InputError
+from toolkit.records.declared import study_file
 from toolkit.records.io import parse
-from toolkit.records.study import Study, study_file
+from toolkit.records.study import Study
 from toolkit.runs import design
 from toolkit.runs.texts import parse_texts
 
