@@ -57,7 +57,7 @@ class Recorder:
         """Begin a run: reset the peak memory and the clock."""
         self._started = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
         self._clock = time.perf_counter()
-        self._base = _reset_memory(self.device)
+        self._base = reset_memory(self.device)
 
     def finish(self, fallbacks: Mapping[str, int] | None = None, *, threads: int | None = None) -> Provenance:
         """The provenance of the run that began last; `threads`, where it had another number of them than the others."""
@@ -65,7 +65,7 @@ class Recorder:
             **self._common | ({} if threads is None else {"threads": threads}),
             started=self._started.isoformat(),
             seconds=round(time.perf_counter() - self._clock, 3),
-            peak_memory=self._base | _peak_memory(self.device),
+            peak_memory=self._base | peak_memory(self.device),
             fallbacks=self._fallbacks | {k: v for k, v in (fallbacks or {}).items() if v},
         )
 
@@ -113,7 +113,7 @@ def _commit(folder: Path, ignore: Iterable[Path]) -> tuple[str | None, bool | No
     return commit, None if status is None else bool(status)
 
 
-def _reset_memory(device: torch.device) -> dict[str, int]:
+def reset_memory(device: torch.device) -> dict[str, int]:
     """Reset the peak, and tell what is in use before the run."""
     import torch
 
@@ -129,7 +129,8 @@ def _reset_memory(device: torch.device) -> dict[str, int]:
     return {"base_resident": _status("VmRSS") or _largest_resident()}
 
 
-def _peak_memory(device: torch.device) -> dict[str, int]:
+def peak_memory(device: torch.device) -> dict[str, int]:
+    """The largest sizes in use since the reset, in bytes."""
     import torch
 
     if device.type == "cuda":
