@@ -34,6 +34,7 @@ _HOME = {
     "Pick": "toolkit.interfaces",
     "Quantizer": "toolkit.interfaces",
     "RankingSelector": "toolkit.interfaces",
+    "CalibratedSelector": "toolkit.interfaces",
     "Scaler": "toolkit.interfaces",
     "Selector": "toolkit.interfaces",
     "Law": "toolkit.interfaces",
@@ -46,6 +47,7 @@ _HOME = {
     "select": "toolkit.selection.select",
     "draws": "toolkit.selection.select",
     "chains": "toolkit.selection.select",
+    "calibrated": "toolkit.runs.calibration",
     "build": "toolkit.runs.building",
     "run": "toolkit.runs.runner",
     "lock": "toolkit.runs.locking",
@@ -97,6 +99,7 @@ if TYPE_CHECKING:
     from toolkit.comparison import compare as compare
     from toolkit.errors import InputError as InputError
     from toolkit.errors import RunError as RunError
+    from toolkit.interfaces import CalibratedSelector as CalibratedSelector
     from toolkit.interfaces import Law as Law
     from toolkit.interfaces import Pick as Pick
     from toolkit.interfaces import Quantizer as Quantizer
@@ -110,6 +113,7 @@ if TYPE_CHECKING:
     from toolkit.registry import hookimpl as hookimpl
     from toolkit.registry import register as register
     from toolkit.runs.building import build as build
+    from toolkit.runs.calibration import calibrated as calibrated
     from toolkit.runs.locking import lock as lock
     from toolkit.runs.runner import run as run
     from toolkit.selection.select import chains as chains

@@ -9,8 +9,8 @@ from toolkit.interfaces.component import Component
 from toolkit.interfaces.dataflow import DataFlow
 from toolkit.interfaces.quantizer import Errors, Packed, Quantizer
 from toolkit.interfaces.scaler import Scaler
-from toolkit.interfaces.selector import Law, Pick, RankingSelector, Selector, unrepeated
-from toolkit.interfaces.task import Answered, Example, Hub, Task
+from toolkit.interfaces.selector import CalibratedSelector, Law, Pick, RankingSelector, Selector, unrepeated
+from toolkit.interfaces.task import Answered, Example, Hub, Scored, Task, Windows
 
 KINDS: dict[str, type[Component]] = {c.kind: c for c in (Quantizer, Selector, Scaler, DataFlow, Task)}
 """Every kind of component and its interface; the registry, the lists and the checks read this."""
@@ -18,6 +18,7 @@ KINDS: dict[str, type[Component]] = {c.kind: c for c in (Quantizer, Selector, Sc
 __all__ = [
     "KINDS",
     "Answered",
+    "CalibratedSelector",
     "Component",
     "DataFlow",
     "Errors",
@@ -29,7 +30,9 @@ __all__ = [
     "Quantizer",
     "RankingSelector",
     "Scaler",
+    "Scored",
     "Selector",
     "Task",
+    "Windows",
     "unrepeated",
 ]

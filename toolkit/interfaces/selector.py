@@ -7,12 +7,16 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from decimal import Decimal
 from random import Random
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from toolkit import spec
 from toolkit.errors import InputError
 from toolkit.interfaces.component import Component
 
 if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
     from toolkit.records.budget import Budget
     from toolkit.records.profile import Profile
     from toolkit.records.selection import Selection
@@ -45,13 +49,15 @@ class Selector(Component):
 
     Used twice: which layers stay in 16 bit, which layers get an adapter. `random` selectors answer
     differently for each seed; `needs_like` selectors take their target from another selection, so that a
-    budget may be left out; `needs_budget` is false for those that use neither (a list, all, none).
+    budget may be left out; `needs_budget` is false for those that use neither (a list, all, none);
+    `needs_calibration` ones read what a forward and backward pass over data left in the profile.
     """
 
     kind = "selector"
     random: ClassVar[bool] = False
     needs_like: ClassVar[bool] = False
     needs_budget: ClassVar[bool] = True
+    needs_calibration: ClassVar[bool] = False
 
     @property
     def quantizers(self) -> tuple[str, ...]:
@@ -111,6 +117,60 @@ class RankingSelector(Selector):
 
         assert budget is not None  # the core refuses a missing budget before it asks
         return top(profile, self.score(profile), budget, rounding=self.rounding, selector=self.key)
+
+
+@dataclasses.dataclass
+class CalibratedSelector(RankingSelector):
+    """A ranking by what data say of each layer: one number a layer, measured once and kept in the profile.
+
+    Implement `measure`. `toolkit calibrate` (`toolkit.runs.calibration.calibrated`) asks it, with a model and a few
+    training rows, and keeps the answer as the profile's statistic `statistic_key`; `score` reads that, so that a
+    selection needs neither model nor data again. A selector of the built-in package imports no torch at all: what it
+    does to tensors it does by their methods, and `toolkit.runs.gradients` takes the gradients.
+    """
+
+    needs_calibration = True
+
+    @classmethod
+    def summary(cls) -> str:
+        """Also that it asks for data."""
+        return super().summary() + " (reads data: toolkit calibrate)"
+
+    @property
+    def statistic_key(self) -> str:
+        """What its numbers are called in a profile: its key less `rounding`, which changes none of them."""
+        defaults = self.defaults()
+        ranking = RankingSelector.defaults()
+        return spec.render(self.name, {k: v for k, v in self.options.items() if v != defaults[k] and k not in ranking})
+
+    @abstractmethod
+    def measure(
+        self,
+        model: nn.Module,
+        batches: Sequence[dict[str, torch.Tensor]],
+        profile: Profile,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Sequence[Any]:
+        """One finite number a layer, in profile order; larger is kept first. Must leave the model as it was.
+
+        Args:
+            model: dense, in evaluation mode, on its device; no parameter asks for a gradient.
+            batches: `input_ids`, `attention_mask` and `labels` (−100 where a token is not to be predicted), each
+                (rows, tokens), int64, padded on the right, on the model's device.
+            profile: of this model.
+            progress: to be called with batches done and batches in all.
+
+        Raises:
+            InputError: what cannot be measured; the layer is named.
+        """
+
+    def score(self, profile: Profile) -> Sequence[float]:
+        """What was measured.
+
+        Raises:
+            InputError: the profile was not calibrated for it; the message says how that is done.
+        """
+        return profile.statistic(self.statistic_key)
 
 
 class Law(Selector):

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import Field, FiniteFloat, model_validator
 
 from toolkit.errors import InputError, closest
 from toolkit.records.io import File, Record, digest
@@ -70,6 +70,31 @@ class Reference(Record):
     note: str
 
 
+class Statistic(Record):
+    """What a selector measured on data: one number a layer, and on what.
+
+    Attributes:
+        values: in the profile's order.
+        rows, batches, tokens: examples, batches and predicted tokens that it was measured on.
+        loss: of the dense model on them, nats a predicted token.
+        sha256: of the rows: their token ids and which of them are to be predicted, in order.
+        task: key of the task that the rows are of, and `source`, where they came from, where these are known.
+        dtype: of the model's weights and activations when it was measured.
+        unreached: layers that no gradient reached, an expert without a token for one; their value is 0.
+    """
+
+    values: list[FiniteFloat]
+    rows: int = Field(gt=0)
+    batches: int = Field(gt=0)
+    tokens: int = Field(gt=0)
+    loss: FiniteFloat
+    sha256: str
+    task: str | None = None
+    source: str | None = None
+    dtype: str
+    unreached: list[str] = []
+
+
 class Profile(File):
     """What one pass over a model's weights measured.
 
@@ -90,6 +115,9 @@ class Profile(File):
         default={}, description="what was not done as it should be, and for how many layers"
     )
     layers: list[LayerProfile]
+    statistics: dict[str, Statistic] | None = Field(
+        default=None, description="a selector's key (less its rounding) → what it measured on data"
+    )
 
     @model_validator(mode="after")
     def _names(self) -> Profile:
@@ -110,6 +138,12 @@ class Profile(File):
                 raise InputError(
                     f"{where} has errors under {', '.join(layer.error) or 'no quantizer'}, and the first layer under "
                     f"{', '.join(self.layers[0].error) or 'none'}: all layers are measured alike"
+                )
+        for key, statistic in (self.statistics or {}).items():
+            if len(statistic.values) != len(self.layers):
+                raise InputError(
+                    f"statistic {key!r} holds {len(statistic.values)} values, and the profile has "
+                    f"{len(self.layers)} layers"
                 )
         return self
 
@@ -175,6 +209,22 @@ class Profile(File):
                 "a key leaves out options at their defaults)"
             )
         return np.array([getattr(layer.error[quantizer], measure) for layer in self.layers])
+
+    def statistic(self, key: str) -> np.ndarray:
+        """What a selector measured on data, in layer order, float64.
+
+        Raises:
+            InputError: the profile holds no such statistic; the message says how it is made.
+        """
+        held = self.statistics or {}
+        if key not in held:
+            others = f"; it holds {', '.join(held)}" if held else ""
+            raise InputError(
+                f"{key} ranks layers by what data say of them, and the profile of {self.model} does not hold that"
+                f"{others}: measure it on a task's training rows (toolkit calibrate '{key}' --model MODEL --profile "
+                "PROFILE --task TASK -o PROFILE)"
+            )
+        return np.array(held[key].values)
 
     def row(self, name: str) -> LayerProfile:
         """The row of one layer."""

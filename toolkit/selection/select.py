@@ -309,12 +309,13 @@ def _indexes(layers: Sequence[str], at: dict[str, int], key: str, model: str) ->
 
 
 def _signature(profile: Profile) -> tuple[Any, ...]:
-    """What a selector could change in a profile: its list of (frozen) rows and their tables of errors."""
+    """What a selector could change in a profile: its list of (frozen) rows, their tables of errors, its statistics."""
     return (
         profile.model,
         profile.fingerprint,
         profile.blocks,
         [(id(row), *((k, id(e)) for k, e in row.error.items())) for row in profile.layers],
+        [(key, tuple(statistic.values)) for key, statistic in (profile.statistics or {}).items()],
     )
 
 

@@ -5,6 +5,7 @@ from toolkit_plugins.selectors.bottom_error import BottomError
 from toolkit_plugins.selectors.density import Density
 from toolkit_plugins.selectors.depth import Depth
 from toolkit_plugins.selectors.depth_matched import DepthMatched
+from toolkit_plugins.selectors.gradient_sensitivity import GradientSensitivity
 from toolkit_plugins.selectors.listed import Listed
 from toolkit_plugins.selectors.none import NoLayers
 from toolkit_plugins.selectors.placement_matched import PlacementMatched
@@ -21,6 +22,7 @@ COMPONENTS = [
     Density,
     Depth,
     DepthMatched,
+    GradientSensitivity,
     Listed,
     NoLayers,
     PlacementMatched,

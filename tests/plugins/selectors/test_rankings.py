@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import toolkit as tk
-from toolkit.interfaces import RankingSelector
+from toolkit.interfaces import CalibratedSelector, RankingSelector
+from toolkit.records.profile import Statistic
 
 
 def best(profile, scores, count):
@@ -90,9 +91,14 @@ def test_layers_outside_the_blocks_are_in_no_whole_block(phi_1_5):
 def test_every_ranking_takes_the_rounding_option(phi_1_5):
     from toolkit.registry import registry
 
+    values = [layer.norm for layer in phi_1_5.layers]
+    held = Statistic(values=values, rows=1, batches=1, tokens=1, loss=1.0, sha256="", dtype="float32")
     for name, (cls, _) in registry.of_kind("selector").items():
         if issubclass(cls, RankingSelector) and cls.__module__.startswith("toolkit_plugins"):
-            counts = [len(tk.select(name, phi_1_5, "layers=0.7", rounding=r).layers) for r in ("floor", "ceil")]
+            asks = issubclass(cls, CalibratedSelector)
+            assert cls.needs_calibration == asks
+            profile = phi_1_5.model_copy(update={"statistics": {name: held}}) if asks else phi_1_5
+            counts = [len(tk.select(name, profile, "layers=0.7", rounding=r).layers) for r in ("floor", "ceil")]
             assert counts == [100, 101], name
 
 
