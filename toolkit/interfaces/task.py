@@ -17,8 +17,9 @@ class Example:
     Attributes:
         prompt: ends where the target begins; whitespace between them belongs to the target.
         target: the gold continuation, which training teaches and whose negative log-likelihood is measured.
-        options: the allowed targets, the gold one among them; empty where the answer is generated.
-        gold: the gold option's place; None where the answer is generated.
+        options: the allowed targets, the gold one among them; empty where any text may be the answer. Their likelihoods
+            are recorded for generated answers too, and chance is computed from them.
+        gold: the gold option's place; None where there are no options.
         references: what a generated answer is compared with.
         group: the set that the row belongs to, where a task holds several; scores are also given a group.
     """
@@ -52,6 +53,35 @@ class Answered:
     score: float
 
 
+@dataclasses.dataclass(frozen=True)
+class Windows:
+    """How running text is cut for a perplexity.
+
+    Attributes:
+        window: tokens a window, a leading beginning-of-text token among them.
+        stride: from one window's first token to the next one's; the tokens that two windows share are scored once,
+            in the earlier of them.
+        bos: whether each window begins with the tokenizer's beginning-of-text token.
+    """
+
+    window: int
+    stride: int
+    bos: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Scored:
+    """One row of a task that does its own scoring: see `toolkit.records.trained.ROW`."""
+
+    nll: float | None
+    tokens: int
+    score: float
+    options: tuple[float, ...] | None = None
+    gold: int | None = None
+    prediction: int | str | None = None
+    group: str = ""
+
+
 class Task(Component):
     """rows → prompts and targets → a score a row and metrics over all rows.
 
@@ -60,20 +90,33 @@ class Task(Component):
 
     Attributes:
         scored: `options`: the allowed target of the highest likelihood is the prediction; `generation`: greedy
-            decoding, then `judge`; `text`: perplexity of running text, no prediction.
+            decoding, then `judge`; `text`: perplexity of running text, no prediction; `own`: by `score`.
         metric: the name of the mean score, as tables print it.
         columns: that every row must hold.
+        parts: the sets that a task holds, where there are several: each is a subfolder of local data, and a group.
         new_tokens: the most that are generated.
         stop: texts that end a generated answer.
     """
 
     kind = "task"
-    scored: ClassVar[Literal["options", "generation", "text"]] = "options"
+    scored: ClassVar[Literal["options", "generation", "text", "own"]] = "options"
     metric: ClassVar[str] = "accuracy"
     columns: ClassVar[tuple[str, ...]] = ()
     hub: ClassVar[Hub | None] = None
     new_tokens: ClassVar[int] = 32
     stop: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        return ()
+
+    def hub_of(self, part: str) -> Hub | None:
+        """Where the Hub holds the rows of a part."""
+        return self.hub
+
+    def prepare(self, rows: Iterable[Mapping[str, Any]]) -> Iterable[Mapping[str, Any]]:
+        """Rows made from a source's rows, where they are not the same: several questions about one text."""
+        return rows
 
     def make(self, split: Literal["train", "test"]) -> Iterable[Mapping[str, Any]] | None:
         """The rows of a task that is made by code, the same ones each time; None (the default): they are data."""
@@ -94,3 +137,13 @@ class Task(Component):
     def metrics(self, answers: Sequence[Answered], examples: Sequence[Example]) -> dict[str, float]:
         """Further metrics over all rows, beside the mean score; none by default."""
         return {}
+
+    def windows(self, length: int) -> Windows:
+        """How running text is cut, at most `length` tokens a window. Only for `scored = "text"`."""
+        return Windows(length, length)
+
+    def score(
+        self, model: Any, tokenizer: Any, *, limit: int | None, length: int, batch: int
+    ) -> tuple[list[Scored], dict[str, float]]:
+        """Rows and further metrics of a task that does its own scoring. Only for `scored = "own"`."""
+        raise NotImplementedError(f"task {self.key} is scored by {self.scored}, and not by itself")

@@ -1,0 +1,144 @@
+"""The rows of one split of a task: read, checked, in a fixed order, and hashed."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from toolkit.errors import InputError, closest
+from toolkit.interfaces import Example, Task
+from toolkit.runs.tasks.sources import SplitName, from_hub, local
+
+
+@dataclasses.dataclass(frozen=True)
+class Split:
+    """Examples of a split.
+
+    Attributes:
+        numbers: of each example, its row's place in the source (in its set, where a task holds several), from 0.
+        source: what was read: `code`, the Hub's data set, or the name of the file (its folder is the machine's matter).
+        found: rows in the source; `unusable`: those that the task cannot use.
+        limit: the most rows that are scored; of running text, windows.
+    """
+
+    examples: list[Example]
+    numbers: list[int]
+    source: str
+    found: int
+    unusable: int = 0
+    limit: int | None = None
+
+    @property
+    def sha256(self) -> str:
+        """SHA-256 of the prompts and targets, in order."""
+        digest = hashlib.sha256()
+        for example in self.examples:
+            digest.update(json.dumps([example.prompt, example.target, example.options]).encode())
+        return digest.hexdigest()
+
+    def part(self, start: int, stop: int | None = None) -> Split:
+        """A slice of the examples; `found` and `unusable` stay those of the source."""
+        return dataclasses.replace(self, examples=self.examples[start:stop], numbers=self.numbers[start:stop])
+
+
+def read(task: Task, split: SplitName, *, source: str | None = None, limit: int | None = None, seed: int = 0) -> Split:
+    """The first `limit` usable rows of a split, in a shuffled order that task, split and seed fix.
+
+    All runs of a study so share their rows. Rows of running text keep their order, and `limit` counts windows. The
+    order is that of a hash, and no generator's, so that it is the same under every version of Python.
+
+    Args:
+        source: a folder or file of local JSON rows; None: the rows that the task makes, else the Hub's.
+
+    Raises:
+        InputError: no data, no row that can be used, a column that is missing (what was looked for, what exists), or
+            a value that no row of the task may hold; file and row are named.
+    """
+    if limit is not None and limit < 1:
+        raise InputError(f"task {task.key}: {limit} rows of {split} are asked for; at least one is needed")
+    examples: list[tuple[str, int, Example]] = []
+    found = 0
+    names = []
+    for part in task.parts or ("",):
+        name, rows = _rows(task, split, source, part)
+        if name in names:  # one file holds all parts
+            break
+        names.append(name)
+        rows = list(task.prepare(rows))
+        found += len(rows)
+        for number, row in enumerate(rows):
+            example = _example(task, row, f"{name}, row {number}")
+            if example is not None:
+                examples.append((part, number, dataclasses.replace(example, group=example.group or _group(task, part))))
+    if not examples and task.scored != "own":
+        raise InputError(f"task {task.key}: none of the {found} rows of {', '.join(names)} can be used")
+    if task.scored != "text":
+        examples.sort(key=lambda item: _place(task, split, seed, item[0], item[1]))
+    kept = examples if task.scored == "text" or limit is None else examples[:limit]
+    return Split(
+        examples=[example for *_, example in kept],
+        numbers=[number for _, number, _ in kept],
+        source=", ".join(names),
+        found=found,
+        unusable=found - len(examples),
+        limit=limit,
+    )
+
+
+def _group(task: Task, part: str) -> str:
+    return part if len(task.parts) > 1 else ""
+
+
+def _place(task: Task, split: str, seed: int, part: str, number: int) -> bytes:
+    return hashlib.sha256(f"{task.name} {split} {seed} {part} {number}".encode()).digest()
+
+
+def _rows(task: Task, split: SplitName, source: str | None, part: str) -> tuple[str, Iterable[Mapping[str, Any]]]:
+    if source is None:
+        made = task.make(split)
+        if made is not None:
+            return "code", made
+        hub = task.hub_of(part)
+        if hub is None:
+            raise InputError(
+                f"task {task.key} names no data set on the Hub: give a folder of JSON lines (`data: FOLDER`)"
+            )
+        return from_hub(hub, split)
+    path, rows = local(source, split, part)
+    many = len(task.parts) > 1 and path.parent.name == part
+    return (f"{part}/{path.name}" if many else path.name), rows
+
+
+def _example(task: Task, row: Mapping[str, Any], where: str) -> Example | None:
+    missing = [column for column in task.columns if column not in row]
+    if missing:
+        raise InputError(
+            f"{where}: task {task.key} asks for a column {missing[0]!r}; {closest(missing[0], row)} "
+            f"(asked for: {', '.join(task.columns)}; there are: {', '.join(row) or 'none'})"
+        )
+    try:
+        example = task.example(row)
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from None
+    if example is None:
+        return None
+    _check(task, example, where)
+    return example
+
+
+def _check(task: Task, example: Example, where: str) -> None:
+    """Refuse what cannot be scored: it would be a wrong number later."""
+    if not example.target.strip() and task.scored != "text":
+        raise InputError(f"{where}: the target is empty")
+    if not example.prompt.strip() and task.scored != "text":
+        raise InputError(f"{where}: the prompt is empty")
+    if task.scored == "options" and len(example.options) < 2:
+        raise InputError(f"{where}: {len(example.options)} options; at least two are asked for")
+    if example.options:
+        if example.gold is None or not 0 <= example.gold < len(example.options):
+            raise InputError(f"{where}: gold is {example.gold}, and there are {len(example.options)} options")
+        if example.options[example.gold] != example.target:
+            raise InputError(f"{where}: the target {example.target!r} is not the gold option")
