@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import itertools
 import math
 import os
@@ -12,7 +13,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from toolkit.errors import InputError, RunError, ToolkitError
-from toolkit.interfaces import CalibratedSelector, Selector
+from toolkit.interfaces import CalibratedSelector, Selector, Task
 from toolkit.records.io import digest
 from toolkit.records.profile import Profile, Statistic
 from toolkit.registry import registry
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-BATCH = 8
-"""Rows a batch, unless told otherwise."""
+ROWS, BATCH, LENGTH = 32, 8, 600
+"""Rows, rows a batch, and the most tokens of a row, unless told otherwise."""
 
 Progress = Callable[[int, int, str], None]
 """Called after each batch with batches done, batches in all, and the selector's key."""
@@ -48,6 +49,63 @@ def asking(selectors: Sequence[str | Selector]) -> list[CalibratedSelector]:
     made = [registry.make("selector", selector) for selector in selectors]
     asked = {s.statistic_key: s for s in reversed(made) if isinstance(s, CalibratedSelector)}
     return [s for s in made if isinstance(s, CalibratedSelector) and asked[s.statistic_key] is s]
+
+
+def expect_asking(given: Sequence[str | Selector], asked: Sequence[CalibratedSelector]) -> None:
+    """Refuse selectors none of which asks for data, before anything is loaded for them."""
+    if not asked:
+        raise InputError(
+            f"{_listed(given)} asks for no data: nothing is to be calibrated. Those that do: {_listed(_all())}"
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """Training rows of a task as tokens: as many as asked for, and where they came from.
+
+    `cut` rows among those that were looked at lost their whole target to the length, and were passed over.
+    """
+
+    encoded: list[Encoded]
+    source: str
+    cut: int
+
+
+def training_rows(
+    task: str | Task, tokenizer: Any, *, source: str | None = None, rows: int = ROWS, length: int = LENGTH
+) -> Rows:
+    """The first training rows of a task, in its fixed shuffled order, prompt and target as training has them.
+
+    Args:
+        task: key, or the task.
+        source: folder or file of local JSON rows; None: the rows that the task makes, else the Hub's.
+        rows: how many; fewer come back where the task has fewer.
+        length: the most tokens of a row.
+
+    Raises:
+        InputError: no such task, no data, or no row whose target fits.
+    """
+    from toolkit.runs.tasks import encode, read
+
+    if rows < 1:
+        raise InputError(f"rows is {rows}; at least one row is needed to calibrate on")
+    made: Task = registry.make("task", task)
+    split = read(made, "train", source=source)
+    encoded: list[Encoded] = []
+    cut = 0
+    for example in split.examples:
+        row = encode(tokenizer, example, length)
+        if row is None:
+            cut += 1
+            continue
+        encoded.append(row)
+        if len(encoded) == rows:
+            break
+    if not encoded:
+        raise InputError(
+            f"task {made.key}: no target of its {split.found} training rows ({split.source}) fits into {length} tokens"
+        )
+    return Rows(encoded, split.source, cut)
 
 
 def calibrated(
@@ -86,10 +144,7 @@ def calibrated(
     """
     keys = [selectors] if isinstance(selectors, str | Selector) else list(selectors)
     asked = asking(keys)
-    if not asked:
-        raise InputError(
-            f"{_listed(keys)} asks for no data: nothing is to be calibrated. Those that do: {_listed(_all())}"
-        )
+    expect_asking(keys, asked)
     batches = _batches(encoded, batch)
     dense = _dense(profile, model, device, dtype)
     rows = digest([[list(row.ids), [int(bool(t)) for t in row.target]] for row in encoded])
