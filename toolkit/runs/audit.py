@@ -54,12 +54,16 @@ class Audited:
 
     Attributes:
         rank, scaling: of its adapter; None where it has none.
+        dora: whether its adapter trains a magnitude.
+        guarded: whether its products are under the range guard.
     """
 
     name: str
     storage: Storage
     rank: int | None
     scaling: float | None
+    dora: bool
+    guarded: bool
 
 
 def audit(model: nn.Module, layers: Mapping[str, LayerPlan], dtype: torch.dtype) -> list[Audited]:
@@ -112,6 +116,13 @@ def _compare(planned: LayerPlan, expected: Storage, actual: Audited, layer: Laye
             yield f"an adapter of rank {adapter.rank} is planned, found {actual.rank}"
         if actual.scaling != adapter.scaling:
             yield f"the adapter's scaling is planned as {adapter.scaling!r}, found {actual.scaling!r}"
+        if actual.dora != adapter.dora:
+            yield f"the adapter is planned {'with' if adapter.dora else 'without'} DoRA, found the opposite"
+    if actual.guarded != (planned.range_guard and _plain(dtype) == "float16"):
+        yield f"the range guard is {'there and not planned' if actual.guarded else 'planned and missing'}"
+    compute = planned.compute_dtype or _plain(dtype)
+    if held.dtype != compute and (found := getattr(layer.module, "compute_dtype", None)) not in (None, _torch(compute)):
+        yield f"it is planned to compute in {compute}, found {_plain(found)}"
 
 
 def _expected(key: str, shape: tuple[int, int], dtype: torch.dtype) -> Storage:
@@ -190,14 +201,20 @@ def _plain(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _adapter(model: nn.Module, layer: Layer) -> tuple[int | None, float | None]:
-    """Rank and scaling of the adapter around a layer, read from its matrices and from what it multiplies by."""
+def _torch(name: str) -> torch.dtype:
+    import torch
+
+    return getattr(torch, name)
+
+
+def _adapter(model: nn.Module, layer: Layer) -> tuple[int | None, float | None, bool, bool]:
+    """Rank, scaling and DoRA of the adapter around a layer, read from its parts; whether the layer is guarded."""
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
-    if layer.index is not None:
-        return None, None
-    wrapper = inner.get_submodule(layer.path)
+    guarded = getattr(layer.module, "guard", None) is not None
+    wrapper = None if layer.index is not None else inner.get_submodule(layer.path)
     matrices = getattr(wrapper, "lora_A", None)
     if not matrices:
-        return None, None
+        return None, None, False, guarded
     name = next(iter(matrices))
-    return matrices[name].weight.shape[0], float(wrapper.scaling[name])
+    dora = name in getattr(wrapper, "lora_magnitude_vector", {})
+    return matrices[name].weight.shape[0], float(wrapper.scaling[name]), dora, guarded

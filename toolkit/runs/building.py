@@ -23,6 +23,8 @@ def build(
     *,
     device: str | None = None,
     dtype: str | torch.dtype | None = None,
+    seed: int = 0,
+    attention: str = "sdpa",
 ) -> nn.Module:
     """A model whose planned layers are quantized and whose others are untouched, in evaluation mode.
 
@@ -30,11 +32,17 @@ def build(
     its fingerprint before one is changed. Weights are quantized from the checkpoint's own dtype; what stays
     dense is then cast to the compute dtype. A model object is changed in place.
 
+    Adapters alone can be trained; they are float32 in a 16-bit model, and their A depend on (seed, layer name, rank,
+    shape) alone. `model.plan` is the plan, with the weights' fingerprint. A model with adapters keeps no cache of
+    keys and values unless it is asked to.
+
     Args:
         model: a Hugging Face id, a local directory, `demo`, or a dense model object.
         plan: what becomes of each layer.
         device: by default CUDA where there is one; a model object stays where it is.
         dtype: compute dtype; by default bfloat16 where the device has it, else float32; a model object keeps its own.
+        seed: of the adapters.
+        attention: implementation of attention, by transformers' name.
 
     Raises:
         InputError: the plan names layers that the model does not have, is for another model or for other
@@ -44,6 +52,7 @@ def build(
     from torch import nn
 
     from toolkit.runs.audit import audit
+    from toolkit.runs.guard import settle
     from toolkit.runs.models import cast, choose_device, compute_dtype, load_model, skeleton
 
     if not isinstance(plan, Plan):
@@ -55,29 +64,64 @@ def build(
         where = None if device is None else choose_device(device)
         target = compute_dtype(where or _device_of(model), dtype if dtype is not None else _dtype_of(model))
         decide(model, plan)
+        _attend(model, attention)
     else:
         where = choose_device(device)
         target = compute_dtype(where, dtype)
         source = os.fspath(model) if isinstance(model, Path) else model
         decide(skeleton(source), plan)
-        model = load_model(source, device="cpu")
-    if plan.fingerprint is not None:
-        from toolkit.weights.profiling import fingerprint_of
-
-        found = fingerprint_of(model)
-        if found != plan.fingerprint:
-            raise InputError(
-                f"the plan is for {plan.model} (weights {plan.fingerprint[:12]}), and this model's weights are "
-                f"{found[:12]}: a plan for another model, or changed weights"
-            )
+        model = load_model(source, device="cpu", attention=attention)
+    adapted = plan.default.adapter is not None or any(layer.adapter is not None for layer in plan.layers.values())
+    plan = _of_these_weights(plan, model, needed=adapted)
     if where is not None:
         model.to(where)
     layers = decide(model, plan)
-    model = flow.apply(model, layers, target)
-    cast(model, target)
+    model = flow.apply(model, layers, target, seed=seed)
+    cast(model, target, keep={id(p) for p in model.parameters() if p.requires_grad} if adapted else set())
     model.eval()
+    if adapted and hasattr(getattr(model, "config", None), "use_cache"):
+        model.config.use_cache = False
+    settle(model)
     audit(model, layers, target)
+    model.plan = plan
     return model
+
+
+def _of_these_weights(plan: Plan, model: nn.Module, *, needed: bool) -> Plan:
+    """The plan with the fingerprint of the weights, where it has one or one is needed.
+
+    Raises:
+        InputError: the plan is for other weights.
+    """
+    from toolkit.weights.profiling import fingerprint_of
+
+    if plan.fingerprint is None and not needed:
+        return plan
+    found = fingerprint_of(model)
+    if plan.fingerprint is None:
+        return plan.model_copy(update={"fingerprint": found, "model": plan.model or _name_of(model)})
+    if found != plan.fingerprint:
+        raise InputError(
+            f"the plan is for {plan.model} (weights {plan.fingerprint[:12]}), and this model's weights are "
+            f"{found[:12]}: a plan for another model, or changed weights"
+        )
+    return plan
+
+
+def _name_of(model: nn.Module) -> str | None:
+    """The hub id that a model was loaded by; a path is of one machine only."""
+    name = getattr(model, "name_or_path", None) or None
+    return None if name is None or os.path.exists(name) else name
+
+
+def _attend(model: nn.Module, attention: str) -> None:
+    """Give a model object the implementation of attention that is asked for, where it has a choice."""
+    if getattr(getattr(model, "config", None), "_attn_implementation", attention) == attention:
+        return
+    try:
+        model.set_attn_implementation(attention)
+    except (AttributeError, ImportError, ValueError) as error:
+        raise InputError(f"{type(model).__name__} cannot attend by {attention!r}: {error}") from None
 
 
 def checked(plan: Plan) -> DataFlow:

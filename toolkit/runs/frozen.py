@@ -3,7 +3,8 @@
     forward:   y = x·Ŵᵀ + b        backward:   ∂x = ∂y·Ŵ
 
 Ŵ is decoded anew each time, so that between the two only the packed weight exists; backward keeps neither x nor
-Ŵ. The weight gets no gradient. Experts that are stacked in one parameter are decoded together (`FrozenStack`).
+Ŵ. The weight gets no gradient. Both products are computed in the layer's compute dtype, which autocast does not
+change. Experts that are stacked in one parameter are decoded together (`FrozenStack`).
 """
 
 from __future__ import annotations
@@ -13,23 +14,35 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd.function import once_differentiable
 from torch.nn.utils import parametrize
 
 from toolkit.interfaces import Packed
+from toolkit.runs.guard import Counter, Guard
 from toolkit.weights.layers import Layer
 
 
 class _Frozen(torch.autograd.Function):
-    """x ↦ x·Ŵᵀ, with Ŵ from a function; saves nothing but that function."""
+    """x ↦ the layer's product; saves nothing but the layer itself."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, decode: Callable[[], torch.Tensor]) -> torch.Tensor:
-        ctx.decode = decode
-        return torch.nn.functional.linear(x, decode())
+    def forward(ctx: Any, x: torch.Tensor, layer: FrozenLinear) -> torch.Tensor:
+        ctx.layer, ctx.dtype = layer, x.dtype
+        return _as_planned(layer.multiply, x)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return gradient @ ctx.decode(), None
+        return _as_planned(ctx.layer.multiply_transposed, gradient, ctx.dtype), None
+
+
+def _as_planned(product: Callable[..., torch.Tensor], *args: Any) -> torch.Tensor:
+    """The product in the dtypes that it names: autocast would compute a float32 layer in 16 bit."""
+    kind = args[0].device.type
+    if not torch.is_autocast_enabled(kind):
+        return product(*args)
+    with torch.autocast(kind, enabled=False):
+        return product(*args)
 
 
 class _Holder(nn.Module):
@@ -60,13 +73,20 @@ def _buffer(prefix: str, key: str) -> str:
 class FrozenLinear(_Holder):
     """A linear layer of a packed weight: computes in `compute_dtype`, answers in the input's dtype.
 
+    A layer that computes in float32 for a float16 model overflows nowhere inside; a result beyond float16's range
+    becomes infinite when it is cast back, forward or backward, and that is counted (`toolkit.runs.guard.counts`).
+    A guarded layer multiplies in float16 under the range guard and answers in float32, or as `guard.answer` says.
+
     Args:
         packed: the weight, (out, in).
-        bias: kept as it is, or None.
-        compute_dtype: of the product.
+        bias: kept as it is, or None; added in the compute dtype, under a guard in float32.
+        compute_dtype: of both products.
+        guarded: put it under the range guard; only where it computes in float16.
     """
 
-    def __init__(self, packed: Packed, bias: torch.Tensor | None, compute_dtype: torch.dtype) -> None:
+    def __init__(
+        self, packed: Packed, bias: torch.Tensor | None, compute_dtype: torch.dtype, *, guarded: bool = False
+    ) -> None:
         super().__init__()
         self.out_features, self.in_features = packed.shape
         self.compute_dtype = compute_dtype
@@ -75,6 +95,12 @@ class FrozenLinear(_Holder):
         self._keys = list(packed.tensors)
         self.hold("packed_", packed)
         self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
+        self.guard = Guard(packed.dequantize(compute_dtype)) if guarded else None
+        self.casts: Counter | None = None
+
+    def count_casts(self) -> None:
+        """From now on count what saturates when a float32 product is cast to float16."""
+        self.casts = Counter(next(iter(self.packed.tensors.values())).device)
 
     @property
     def packed(self) -> Packed:
@@ -82,15 +108,41 @@ class FrozenLinear(_Holder):
         return Packed(self.quantizer, self.held("packed_", self._keys), self._shape, self.compute_dtype)
 
     @property
-    def weight(self) -> torch.Tensor:
-        """Ŵ (out, in) in the compute dtype: a copy, for libraries that ask for its device and dtype."""
+    def weight(self) -> nn.Parameter:
+        """Ŵ (out, in) in the compute dtype: decoded anew, for libraries that ask for a weight's values or dtype."""
+        return nn.Parameter(self.decoded(), requires_grad=False)
+
+    def decoded(self) -> torch.Tensor:
+        """Ŵ (out, in) in the compute dtype; a weight that is kept bit for bit is cast and not copied."""
+        if len(self._keys) == 1:
+            only = self._buffers[_buffer("packed_", self._keys[0])]
+            if only.shape == self._shape and self.quantizer.keeps(only.dtype):
+                return only.to(self.compute_dtype)
         return self.packed.dequantize(self.compute_dtype)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = _Frozen.apply(x.to(self.compute_dtype), lambda: self.weight)
+    def multiply(self, x: torch.Tensor) -> torch.Tensor:
+        """x·Ŵᵀ + b, without a graph."""
+        if self.guard is not None:
+            y = self.guard.forward_product(x, self.decoded())
+            if self.bias is not None:
+                y += self.bias
+            return y if self.guard.answer == y.dtype else self.guard.narrow(y, self.guard.answer)
+        y = nn.functional.linear(x.to(self.compute_dtype), self.decoded())
         if self.bias is not None:
-            y = y + self.bias.to(y.dtype)
-        return y.to(x.dtype)
+            y += self.bias.to(y.dtype)
+        return self._back(y, x.dtype)
+
+    def multiply_transposed(self, gradient: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """∂y·Ŵ in `dtype`, without a graph."""
+        if self.guard is not None:
+            return self.guard.narrow(self.guard.backward_product(gradient, self.decoded()), dtype)
+        return self._back(gradient.to(self.compute_dtype) @ self.decoded(), dtype)
+
+    def _back(self, y: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        return y.to(dtype) if self.casts is None else self.casts.narrow(y, dtype)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return _Frozen.apply(x, self)
 
     def extra_repr(self) -> str:
         return (

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -69,11 +69,12 @@ def _has_bfloat16(device: torch.device) -> bool:
     return device.type == "cpu" and any(probe is not None and probe() for probe in probes)
 
 
-def load_model(source: str | Path, *, device: str | torch.device | None = None) -> nn.Module:
+def load_model(source: str | Path, *, device: str | torch.device | None = None, attention: str = "sdpa") -> nn.Module:
     """A causal language model in its checkpoint's dtype, in evaluation mode, on the device.
 
     Raises:
-        InputError: no such model, no safetensors in it, or an architecture that needs code from the hub.
+        InputError: no such model, no safetensors in it, an architecture that needs code from the hub, or an
+            implementation of attention that is not installed or that the model does not have.
     """
     from transformers import AutoModelForCausalLM
 
@@ -81,7 +82,7 @@ def load_model(source: str | Path, *, device: str | torch.device | None = None) 
     path = _location(source)
     with _reading(source), _quiet():
         model = AutoModelForCausalLM.from_pretrained(
-            path, dtype="auto", use_safetensors=True, trust_remote_code=False, attn_implementation="sdpa"
+            path, dtype="auto", use_safetensors=True, trust_remote_code=False, attn_implementation=attention
         )
     return model.eval().requires_grad_(False).to(target)
 
@@ -110,11 +111,11 @@ def skeleton(source: str | Path) -> nn.Module:
         return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
 
 
-def cast(model: nn.Module, dtype: torch.dtype) -> nn.Module:
+def cast(model: nn.Module, dtype: torch.dtype, *, keep: Container[int] = ()) -> nn.Module:
     """Cast 16- and 32-bit float parameters in place, tied ones together; buffers keep their dtype.
 
     Buffers hold rotary frequencies and packed weights, which must not be rounded. Parameters that the model
-    declares as float32 (`_keep_in_fp32_modules`) stay so.
+    declares as float32 (`_keep_in_fp32_modules`) stay so, and so do those whose `id` is in `keep`.
     """
     import torch
 
@@ -122,7 +123,9 @@ def cast(model: nn.Module, dtype: torch.dtype) -> nn.Module:
     if dtype == torch.float16:
         kept |= set(getattr(model, "_keep_in_fp32_modules", None) or ())
     for name, parameter in model.named_parameters():
-        if parameter.dtype in (torch.float32, torch.bfloat16, torch.float16) and not kept & set(name.split(".")):
+        if id(parameter) in keep or parameter.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+            continue
+        if not kept & set(name.split(".")):
             parameter.data = parameter.data.to(dtype)
     if hasattr(getattr(model, "config", None), "dtype"):
         model.config.dtype = dtype

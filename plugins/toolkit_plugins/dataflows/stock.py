@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import re
 from collections.abc import Mapping
@@ -13,9 +14,10 @@ from toolkit.registry import registry
 
 if TYPE_CHECKING:
     import torch
+    from peft import LoraConfig
     from torch import nn
 
-    from toolkit.records.plan import LayerPlan, Plan
+    from toolkit.records.plan import Adapter, LayerPlan, Plan
     from toolkit.weights.layers import Layer
 
 ADAPTER = "default"
@@ -33,10 +35,22 @@ class Stock(DataFlow):
     name = "stock"
 
     def check(self, plan: Plan) -> None:
-        """Refuse adapters on single experts, which PEFT cannot place, and scalings that are no numbers."""
+        """Refuse what PEFT or the layers cannot compute.
+
+        Raises:
+            InputError: an adapter on a single expert; a scaling that is no number; DoRA on some adapters and not on
+                others; a range guard where float16 is not what the layer computes in.
+        """
+        adapted = {}
         for name, layer in [("default", plan.default), *plan.layers.items()]:
+            if layer.range_guard and layer.compute_dtype not in (None, "float16"):
+                raise InputError(
+                    f"layer {name}: range_guard keeps float16 products in range, and this one is computed in "
+                    f"{layer.compute_dtype}; leave out one of the two"
+                )
             if layer.adapter is None:
                 continue
+            adapted[name] = layer.adapter
             if name.endswith("]"):
                 raise InputError(
                     f"layer {name}: data flow {self.name!r} puts no adapter on one expert of a stacked parameter, "
@@ -44,8 +58,15 @@ class Stock(DataFlow):
                 )
             if not math.isfinite(layer.adapter.scaling):
                 raise InputError(f"layer {name}: the adapter's scaling is {layer.adapter.scaling}")
+        if len({adapter.dora for adapter in adapted.values()}) > 1:
+            some = next(name for name, adapter in adapted.items() if adapter.dora)
+            other = next(name for name, adapter in adapted.items() if not adapter.dora)
+            raise InputError(
+                f"layer {some} has DoRA and layer {other} has not: PEFT's use_dora holds for all adapters of a model; "
+                "give it to all of them or to none"
+            )
 
-    def apply(self, model: nn.Module, layers: Mapping[str, LayerPlan], dtype: torch.dtype) -> nn.Module:
+    def apply(self, model: nn.Module, layers: Mapping[str, LayerPlan], dtype: torch.dtype, seed: int = 0) -> nn.Module:
         """Replace the planned layers, then add the adapters; a model with adapters comes back as PEFT's model.
 
         Raises:
@@ -71,7 +92,7 @@ class Stock(DataFlow):
         for experts in stacks.values():
             self._stack(experts, layers, dtype)
         adapted = {name: plan.adapter for name, plan in layers.items() if plan.adapter is not None}
-        return _adapt(model, adapted) if adapted else model
+        return _adapt(model, adapted, seed) if adapted else model
 
     def _replacement(self, layer: Layer, plan: LayerPlan, dtype: torch.dtype) -> nn.Module | None:
         """The module to put in the layer's place, or None to leave it."""
@@ -81,19 +102,25 @@ class Stock(DataFlow):
 
         quantizer: Quantizer = registry.make("quantizer", plan.quantizer)
         compute = getattr(torch, plan.compute_dtype) if plan.compute_dtype else dtype
+        guarded = plan.range_guard and compute == torch.float16  # bfloat16 and float32 have range enough
         weight = layer.weight()
-        if quantizer.keeps(weight.dtype) and compute == dtype:
+        if quantizer.keeps(weight.dtype) and compute == dtype and not guarded:
             return None
-        # a library that decodes to the weight's dtype must not round below the compute dtype
-        dense = _dense(layer, torch.promote_types(weight.dtype, compute))
         try:
-            native = None if quantizer.keeps(weight.dtype) else quantizer.linear(dense, compute)
-            if native is not None:
-                return native
-            bias = None if dense.bias is None else layer.module.bias.detach().clone()
-            return FrozenLinear(quantizer.quantize(weight), bias, compute)
+            if not guarded and not quantizer.keeps(weight.dtype):
+                # a library that decodes to the weight's dtype must not round below the compute dtype
+                dense = _dense(layer, torch.promote_types(weight.dtype, compute))
+                native = quantizer.linear(dense, compute)
+                if native is not None:
+                    return native
+            bias = getattr(layer.module, "bias", None)
+            bias = None if bias is None else bias.detach().clone()
+            frozen = FrozenLinear(quantizer.quantize(weight), bias, compute, guarded=guarded)
         except InputError as error:
             raise InputError(f"layer {layer.name}: {error}") from None
+        if dtype == torch.float16 and compute == torch.float32:
+            frozen.count_casts()
+        return frozen
 
     def _stack(self, experts: list[Layer], layers: Mapping[str, LayerPlan], dtype: torch.dtype) -> None:
         from toolkit.runs.frozen import freeze_stack
@@ -101,10 +128,11 @@ class Stock(DataFlow):
         packed = {}
         for layer in experts:
             plan = layers[layer.name]
-            if plan.compute_dtype is not None:
+            if plan.compute_dtype is not None or plan.range_guard:
+                planned = "a range guard" if plan.range_guard else f"compute_dtype {plan.compute_dtype}"
                 raise InputError(
                     f"layer {layer.name}: experts of one stacked parameter compute in the model's dtype; "
-                    f"compute_dtype {plan.compute_dtype} is planned"
+                    f"{planned} is planned"
                 )
             quantizer: Quantizer = registry.make("quantizer", plan.quantizer)
             weight = layer.weight()
@@ -135,29 +163,76 @@ def _put(model: nn.Module, path: str, module: nn.Module) -> None:
     setattr(model.get_submodule(parent), name, module)
 
 
-def _adapt(model: nn.Module, adapters: Mapping[str, Any]) -> nn.Module:
-    """Put PEFT's LoRA on exactly these layers, each with its rank, its alpha s·r, and its s."""
-    from peft import LoraConfig, get_peft_model
+def _adapt(model: nn.Module, adapters: Mapping[str, Adapter], seed: int) -> nn.Module:
+    """Put PEFT's LoRA or DoRA on exactly these layers, each with its rank and its s; A and B are ours to set.
+
+    PEFT computes s = alpha/r, or alpha/√r under `use_rslora`. Where one of the two gives every s from the planned
+    alphas, the saved adapter says it so; else alpha is recorded as s·r.
+    """
+    import torch
+    from peft import get_peft_model
 
     from toolkit.runs.frozen import FrozenLinear
 
-    first = next(iter(adapters.values()))
-    config = LoraConfig(
-        r=first.rank,
-        lora_alpha=first.scaling * first.rank,
-        target_modules="|".join(re.escape(name) for name in adapters),
-        rank_pattern={re.escape(name): a.rank for name, a in adapters.items()},
-        alpha_pattern={re.escape(name): a.scaling * a.rank for name, a in adapters.items()},
-        fan_in_fan_out=any(_is_transposed(model.get_submodule(name)) for name in adapters),
-    )
+    config = _config(adapters)
+    config.task_type = "CAUSAL_LM" if hasattr(model, "prepare_inputs_for_generation") else None
+    config.fan_in_fan_out = any(_is_transposed(model.get_submodule(name)) for name in adapters)
     config._register_custom_module({FrozenLinear: _frozen_lora()})
     if any(hasattr(getattr(m, "weight", None), "quant_state") for m in model.modules()):
         model.is_loaded_in_4bit = True  # PEFT asks for this mark before it takes its own 4-bit adapter layer
-    adapted = get_peft_model(model, config, adapter_name=ADAPTER)
+    with torch.random.fork_rng(devices=[]):  # PEFT draws an A of its own
+        adapted = get_peft_model(model, config, adapter_name=ADAPTER)
     inner = adapted.get_base_model()
-    for name, adapter in adapters.items():  # s·r/r may differ from s in its last bit
-        inner.get_submodule(name).scaling[ADAPTER] = adapter.scaling
+    for name, adapter in adapters.items():
+        layer = inner.get_submodule(name)
+        layer.scaling[ADAPTER] = adapter.scaling  # s·r/r may differ from s in its last bit
+        _start(layer, name, adapter, seed)
     return adapted
+
+
+def _config(adapters: Mapping[str, Adapter]) -> LoraConfig:
+    from peft import LoraConfig
+
+    rooted = all(a.alpha / math.sqrt(a.rank) == a.scaling for a in adapters.values())
+    plain = all(a.alpha / a.rank == a.scaling for a in adapters.values())
+    use_rslora = rooted and not plain
+    alphas = {name: a.alpha if plain or rooted else a.scaling * a.rank for name, a in adapters.items()}
+    first = next(iter(adapters))
+    rank, alpha = adapters[first].rank, alphas[first]
+
+    def anchored(name: str) -> str:  # PEFT would also take a path that ends so
+        return "^" + re.escape(name)
+
+    return LoraConfig(
+        r=rank,
+        lora_alpha=alpha,
+        use_rslora=use_rslora,
+        use_dora=adapters[first].dora,
+        target_modules="|".join(map(re.escape, adapters)),
+        rank_pattern={anchored(name): a.rank for name, a in adapters.items() if a.rank != rank},
+        alpha_pattern={anchored(name): value for name, value in alphas.items() if value != alpha},
+    )
+
+
+def _start(layer: nn.Module, name: str, adapter: Adapter, seed: int) -> None:
+    """A from (seed, name, rank, shape), B = 0, and DoRA's m = ‖Ŵ‖ by rows, of the base as it is quantized; float32."""
+    import torch
+    from peft.utils.integrations import dequantize_module_weight
+    from torch import nn
+
+    from toolkit.runs.adapters import initial
+
+    a, b = layer.lora_A[ADAPTER], layer.lora_B[ADAPTER]
+    device = a.weight.device
+    start = initial(seed, name, adapter.rank, (layer.out_features, layer.in_features))
+    a.weight = nn.Parameter(start.to(device))
+    b.weight = nn.Parameter(torch.zeros(layer.out_features, adapter.rank, device=device))
+    if adapter.dora:
+        weight = dequantize_module_weight(layer.get_base_layer()).detach().float()
+        if weight.shape != (layer.out_features, layer.in_features) or _is_transposed(layer.get_base_layer()):
+            weight = weight.mT
+        # as PEFT computes it in forward, so that m/‖Ŵ‖ is one to the last bit
+        layer.lora_magnitude_vector[ADAPTER].weight = nn.Parameter(torch.linalg.norm(weight, dim=1))
 
 
 def _is_transposed(module: nn.Module) -> bool:
@@ -169,7 +244,12 @@ def _frozen_lora() -> type[nn.Module]:
     from peft.tuners.lora import Linear
 
     class FrozenLora(Linear):
-        """y = Ŵx + b + s·BAx over a packed Ŵ."""
+        """y = Ŵx + b + s·BAx over a packed Ŵ, or DoRA's form of it."""
+
+        def __init__(self, base_layer: nn.Module, adapter_name: str, config: Any, **kwargs: Any) -> None:
+            config = copy.copy(config)
+            config.fan_in_fan_out = False  # Ŵ is (out, in), whatever the layer was
+            super().__init__(base_layer, adapter_name, config=config, **kwargs)
 
         def _get_in_out_features(self, module: nn.Module) -> tuple[int, int]:
             return module.in_features, module.out_features
