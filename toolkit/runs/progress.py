@@ -12,16 +12,16 @@ EVERY = 30.0
 
 
 class Progress:
-    """Counts steps towards a total; silent where `shown` is false."""
+    """Counts steps towards a total, of which some were done before; silent where `shown` is false."""
 
-    def __init__(self, total: int, *, shown: bool = True) -> None:
-        self.total, self.done = total, 0
-        self._shown = shown
+    def __init__(self, total: int, *, done: int = 0, shown: bool = True) -> None:
+        self.total, self.done, self.shown = total, done, shown
+        self._before = done
         self._bar: Any = None
         self._started = self._spoken = time.monotonic()
 
     def __enter__(self) -> Self:
-        if self._shown and sys.stderr.isatty():
+        if self.shown and sys.stderr.isatty():
             from rich.console import Console
             from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
             from rich.progress import Progress as Bar
@@ -34,7 +34,7 @@ class Progress:
             )
             self._bar = Bar(*columns, console=Console(stderr=True), speed_estimate_period=300)
             self._bar.start()
-            self._task = self._bar.add_task("", total=self.total)
+            self._task = self._bar.add_task("", total=self.total, completed=self.done)
         return self
 
     def __exit__(
@@ -50,9 +50,10 @@ class Progress:
             self._bar.update(self._task, advance=count, description=description)
             return
         now = time.monotonic()
-        if self._shown and (now - self._spoken >= EVERY or self.done == self.total):
+        if self.shown and (now - self._spoken >= EVERY or self.done == self.total):
             seconds = now - self._started
-            left = f", {spell(seconds / self.done * (self.total - self.done))} left" if self.done else ""
+            now_done = self.done - self._before
+            left = f", {spell(seconds / now_done * (self.total - self.done))} left" if now_done else ""
             print(f"{description}: {self.done} of {self.total}{left}", file=sys.stderr, flush=True)
             self._spoken = now
 

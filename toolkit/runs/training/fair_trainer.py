@@ -1,0 +1,381 @@
+"""The Hugging Face Trainer under the study's levers: one configuration for every arm.
+
+What differs from the stock Trainer changes no number: the loss is taken at the target tokens alone
+(`toolkit.runs.training.loss`), the order of the data is a pure function (`batches`), checkpoints hold only what is
+trained, without pickles (`checkpoints`), and work that the stock loop repeats in every micro-batch over all modules
+of the model (mode, operation counts) is done once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback, TrainingArguments
+
+from toolkit.errors import InputError, closest
+from toolkit.runs.training import checkpoints
+from toolkit.runs.training.backward import lowest_block, run_through, stop_backward
+from toolkit.runs.training.batches import Schedule, collate, schedule
+from toolkit.runs.training.loss import TargetLoss
+
+if TYPE_CHECKING:
+    from torch.utils.data import DataLoader
+
+    from toolkit.records.levers import Levers, Seeds
+    from toolkit.runs.tasks.encoding import Encoded
+
+LOG = 10
+"""Steps between two looks at the losses, each of which waits for the device; trackers hear as often."""
+
+
+class FairTrainer(Trainer):
+    """Trains the adapters of a built model; made by `trainer`.
+
+    Attributes:
+        plan: the steps, their micro-batches and tokens.
+        lowest: where backward ends; None: it runs through all blocks.
+        losses, norms: of the steps since they were last taken, on the device: nats a target token, and the
+            gradient's norm before clipping.
+        broken: on the device, whether any step so far had a loss or gradient that is not finite; such a step and
+            those after it change nothing (under a loss scale the scale decides instead).
+    """
+
+    def __init__(self, *, plan: Schedule, levers: Levers, data: Sequence[Encoded], pad: int, **kwargs: Any) -> None:
+        self.plan, self.levers, self.data, self.pad = plan, levers, data, pad
+        super().__init__(**kwargs)
+        self.trained = [p for p in self.model.parameters() if p.requires_grad]
+        self.lowest = lowest_block(self.model) if levers.backward_stop else None
+        self.losses: list[torch.Tensor] = []
+        self.norms: list[torch.Tensor] = []
+        self.broken = torch.zeros((), dtype=torch.bool, device=self.args.device)
+        self._loss: TargetLoss | None = None
+        self._sum = torch.zeros((), device=self.args.device)
+        self._extra: dict[str, Any] = {}
+        self.position: Callable[[], dict[str, Any]] = dict
+        self.identity: dict[str, Any] = {}
+
+    # -- data --------------------------------------------------------------------------------------------------
+
+    def get_train_dataloader(self) -> DataLoader:
+        """All micro-batches of the run in order, as one epoch; of this process only."""
+        from torch.utils.data import DataLoader
+
+        mine = self.plan.of_rank(self.args.process_index, self.args.world_size)
+        return DataLoader(
+            self.data,
+            batch_sampler=mine,
+            collate_fn=lambda rows: collate(rows, self.pad),
+            pin_memory=self.args.device.type == "cuda",
+        )
+
+    def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: Any) -> tuple[list, int]:
+        """The next step's micro-batches and its number of target tokens, over all processes."""
+        return list(itertools.islice(epoch_iterator, num_batches)), self.plan.target[self.state.global_step]
+
+    def _prepare_input(self, data: Any) -> Any:
+        if isinstance(data, torch.Tensor):
+            return data.to(self.args.device, non_blocking=True)
+        return super()._prepare_input(data)
+
+    # -- one step ----------------------------------------------------------------------------------------------
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: dict[str, torch.Tensor],
+        return_outputs: bool = False,
+        num_items_in_batch: Any = None,
+    ) -> torch.Tensor:
+        """The micro-batch's share of the step's loss, times the processes, whose gradients are averaged."""
+        count = num_items_in_batch if num_items_in_batch is not None else int(inputs["targets"].ge(0).sum())
+        return self._loss(model, inputs, count / self.args.world_size)
+
+    def training_step(
+        self, model: nn.Module, inputs: dict[str, torch.Tensor], num_items_in_batch: Any = None
+    ) -> torch.Tensor:
+        """Forward and backward of one micro-batch; the model's mode was set once, before the first."""
+        inputs = self._prepare_inputs(inputs)
+        with self.compute_loss_context_manager():
+            loss = self.compute_loss(model, inputs, num_items_in_batch=num_items_in_batch)
+        self.accelerator.backward(loss)
+        loss = loss.detach()
+        self._sum += loss
+        return loss
+
+    def floating_point_ops(self, inputs: Any) -> int:
+        """Not counted: the stock count walks over all modules for every micro-batch."""
+        return 0
+
+    def _clip_grad_norm(self, model: nn.Module) -> torch.Tensor:
+        """Clip the norm of all gradients; mark the step where it, or the loss, is not finite."""
+        norm = self.accelerator.clip_grad_norm_(self.trained, self.args.max_grad_norm).detach()
+        self.losses.append(self._sum.clone())
+        self.norms.append(norm)
+        self._sum.zero_()
+        if self.accelerator.scaler is None:
+            self.broken |= ~torch.isfinite(norm + self.losses[-1])
+            optimizer = getattr(self.optimizer, "optimizer", self.optimizer)
+            if optimizer.defaults.get("fused"):  # the fused kernel leaves all as it is where this is 1
+                optimizer.found_inf = self.broken.float()
+            elif self.broken:
+                norm = norm.new_zeros(())
+                for parameter in self.trained:
+                    if parameter.grad is not None:
+                        parameter.grad.zero_()
+        else:
+            self.broken |= ~torch.isfinite(self.losses[-1])
+        return norm
+
+    # -- the model's state ---------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def ready(self) -> Iterator[None]:
+        """The model as it is trained; afterwards as it was built, in evaluation mode, with its new adapters."""
+        config = getattr(self.model, "config", None)
+        cached = getattr(config, "use_cache", None)
+        self._loss = TargetLoss(self.model)
+        handle = None if self.levers.backward_stop else run_through(self.model)
+        try:
+            self.model.train()
+            yield
+        finally:
+            self._loss.remove()
+            if handle is not None:
+                handle.remove()
+            _checkpointing_off(self.model)
+            stop_backward(self.model)
+            self.accelerator.unwrap_model(self.model, keep_fp32_wrapper=False)
+            self.accelerator.free_memory()
+            self.model.zero_grad(set_to_none=True)
+            self.model.eval()
+            if config is not None and cached is not None:
+                config.use_cache = cached
+
+    # -- checkpoints -----------------------------------------------------------------------------------------------
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        checkpoints.save(self, Path(self.args.output_dir))
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        checkpoints.load_adapters(self, Path(resume_from_checkpoint))
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if checkpoint is not None:
+            checkpoints.load_optimizer(self, Path(checkpoint))
+
+    def _load_scaler(self, checkpoint: str | None) -> None:
+        """With the optimizer."""
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        if checkpoint is not None:
+            checkpoints.load_chance(self, Path(checkpoint))
+
+
+class Levered(TrainerCallback):
+    """Sets backward's end once Trainer has turned on what undoes it, and watches that it holds."""
+
+    def __init__(self, trainer: FairTrainer) -> None:
+        self._trainer = trainer
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """After Trainer's own enabling of checkpointing."""
+        if self._trainer.levers.backward_stop:
+            stop_backward(self._trainer.model)
+        self._trainer.model.train()
+
+
+def _checkpointing_off(model: nn.Module) -> None:
+    inner = getattr(model, "get_base_model", None)
+    bare = inner() if callable(inner) else model
+    for name in ("activation_checkpointing_disable", "gradient_checkpointing_disable"):
+        if hasattr(bare, name) and getattr(bare, "supports_gradient_checkpointing", False):
+            getattr(bare, name)()
+            return
+
+
+def trainer(
+    model: nn.Module,
+    data: Sequence[Encoded],
+    levers: Levers,
+    seeds: Seeds,
+    *,
+    folder: str | Path,
+    pad: int,
+    callbacks: Sequence[TrainerCallback] = (),
+    report_to: Sequence[str] = (),
+    name: str = "",
+    repeated: Sequence[Sequence[int]] | None = None,
+) -> FairTrainer:
+    """The configured Trainer, not yet started: run it inside `with trainer.ready(): trainer.train()`.
+
+    Adapters are trained in float32, whatever the model computes in; a 16-bit model runs under autocast, float16 on a
+    GPU with a loss scale too.
+
+    Args:
+        model: a built model with adapters, on its device.
+        data: examples in a fixed order.
+        seeds: the data seed fixes the order and everything else left to chance; the adapters are made already.
+        folder: for checkpoints and trackers' logs.
+        pad: id of the token that fills rows up.
+        callbacks: further ones.
+        report_to: trackers, by Trainer's names.
+        repeated: micro-batches to repeat in place of the shuffled epochs (`batches.schedule`).
+
+    Raises:
+        InputError: nothing to train, no usable examples, an accumulation that the processes do not divide, an
+            attention or dropout that the model was not built with, or an unknown tracker.
+    """
+    folder = Path(folder)
+    trained = {path: p for path, p in model.named_parameters() if p.requires_grad}
+    if not trained:
+        raise InputError("the model has no parameter to train: its plan gives no layer an adapter")
+    for parameter in trained.values():
+        if parameter.dtype in (torch.float16, torch.bfloat16):
+            parameter.data = parameter.data.float()
+    _check_built(model, levers)
+    plan = schedule(data, levers, seeds.data, repeated=repeated)
+    device = next(iter(trained.values())).device
+    args = arguments(levers, seeds, len(plan.steps), folder, device, _dtype(model), report_to=report_to, name=name)
+    try:
+        made = FairTrainer(
+            plan=plan, levers=levers, data=data, pad=pad, model=model, args=args, train_dataset=list(data)
+        )
+    except (RuntimeError, ImportError) as error:
+        if not report_to:
+            raise
+        raise InputError(f"report_to {', '.join(report_to)}: {error}") from error
+    for stock in (PrinterCallback, ProgressCallback):
+        made.remove_callback(stock)
+    made.add_callback(Levered(made))
+    for callback in callbacks:
+        made.add_callback(callback)
+    made.identity = {
+        "levers": levers.model_dump(mode="json"),
+        "seeds": seeds.model_dump(mode="json"),
+        "steps": len(plan.steps),
+        "tokens": [sum(plan.target), sum(plan.real)],
+        "dtype": str(_dtype(model)).removeprefix("torch."),
+        "trained": {path: list(p.shape) for path, p in trained.items()},
+    }
+    return made
+
+
+def arguments(
+    levers: Levers,
+    seeds: Seeds,
+    steps: int,
+    folder: Path,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    report_to: Sequence[str] = (),
+    name: str = "",
+) -> TrainingArguments:
+    """Trainer's own settings for the levers.
+
+    Raises:
+        InputError: an unknown tracker, or an accumulation that the number of processes does not divide.
+    """
+    trackers = _trackers(report_to)
+    schedule = levers.schedule
+    warmup = math.ceil(levers.warmup * steps)
+    if schedule == "constant" and warmup:
+        schedule = "constant_with_warmup"
+    with _on(device):
+        args = TrainingArguments(
+            output_dir=str(folder),
+            use_cpu=device.type == "cpu",
+            max_steps=steps,
+            per_device_train_batch_size=levers.batch,
+            gradient_accumulation_steps=levers.accumulation,
+            learning_rate=levers.learning_rate,
+            lr_scheduler_type=schedule,
+            warmup_steps=warmup,
+            weight_decay=levers.weight_decay,
+            max_grad_norm=levers.clip,
+            optim="adamw_torch_fused" if fused(device) else "adamw_torch",
+            bf16=dtype == torch.bfloat16,
+            fp16=dtype == torch.float16 and device.type == "cuda",  # the CPU has no loss scale in accelerate
+            **_checkpointing(levers),
+            seed=seeds.data,
+            data_seed=seeds.data,
+            save_strategy="no",
+            logging_strategy="steps" if trackers else "no",
+            logging_steps=LOG,
+            logging_nan_inf_filter=False,
+            disable_tqdm=True,
+            remove_unused_columns=False,
+            report_to=trackers or "none",
+            run_name=name or None,
+            ddp_find_unused_parameters=False,
+        )
+        args._n_gpu = min(args.n_gpu, 1)  # never torch's DataParallel: several devices are for several processes
+    world = args.world_size
+    if levers.accumulation % world:
+        raise InputError(
+            f"accumulation {levers.accumulation} does not divide among {world} processes; a step must hold the same "
+            "examples on any number of them"
+        )
+    args.gradient_accumulation_steps = levers.accumulation // world
+    return args
+
+
+def _checkpointing(levers: Levers) -> dict[str, Any]:
+    """Under the name that the installed transformers gives it."""
+    if not levers.checkpointing:
+        return {}
+    names = {field.name for field in dataclasses.fields(TrainingArguments)}
+    name = "activation_checkpointing" if "activation_checkpointing" in names else "gradient_checkpointing"
+    return {name: True, f"{name}_kwargs": {"use_reentrant": False}}
+
+
+def fused(device: torch.device) -> bool:
+    """Whether AdamW has a fused kernel on the device."""
+    from torch.utils._foreach_utils import _get_fused_kernels_supported_devices
+
+    return device.type in _get_fused_kernels_supported_devices()
+
+
+@contextlib.contextmanager
+def _on(device: torch.device) -> Iterator[None]:
+    """Have accelerate choose the model's own device, where no launcher has chosen one."""
+    import os
+
+    if device.type != "cuda" or "LOCAL_RANK" in os.environ or "ACCELERATE_TORCH_DEVICE" in os.environ:
+        yield
+        return
+    os.environ["ACCELERATE_TORCH_DEVICE"] = f"cuda:{device.index or 0}"
+    try:
+        yield
+    finally:
+        del os.environ["ACCELERATE_TORCH_DEVICE"]
+
+
+def _trackers(names: Sequence[str]) -> list[str]:
+    from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
+
+    for name in names:
+        if name not in INTEGRATION_TO_CALLBACK:
+            raise InputError(f"report_to names {name!r}, which is no tracker; {closest(name, INTEGRATION_TO_CALLBACK)}")
+    return list(names)
+
+
+def _dtype(model: nn.Module) -> torch.dtype:
+    """What the model computes in: the dtype of its frozen embeddings, or of its first frozen weight."""
+    found = [p.dtype for p in model.parameters() if not p.requires_grad and p.dtype.is_floating_point]
+    return found[0] if found else torch.float32
+
+
+def _check_built(model: nn.Module, levers: Levers) -> None:
+    """Levers that a model is built with must be those that it is trained with."""
+    built = getattr(getattr(model, "config", None), "_attn_implementation", None)
+    if built is not None and built != levers.attention:
+        raise InputError(f"the model was built with attention {built!r}, and the levers ask for {levers.attention!r}")
