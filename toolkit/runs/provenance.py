@@ -59,13 +59,32 @@ class Recorder:
         self._clock = time.perf_counter()
         self._base = reset_memory(self.device)
 
-    def finish(self, fallbacks: Mapping[str, int] | None = None, *, threads: int | None = None) -> Provenance:
-        """The provenance of the run that began last; `threads`, where it had another number of them than the others."""
+    def mark(self) -> None:
+        """Take the memory in use now for the base, a built model's for example, and reset the peak."""
+        self._base = reset_memory(self.device)
+
+    def memory(self) -> dict[str, int]:
+        """Bytes so far: the base, and the peak since."""
+        return self._base | peak_memory(self.device)
+
+    def finish(
+        self,
+        fallbacks: Mapping[str, int] | None = None,
+        *,
+        threads: int | None = None,
+        memory: Mapping[str, int] | None = None,
+    ) -> Provenance:
+        """The provenance of the run that began last.
+
+        Args:
+            threads: where it had another number of them than the others.
+            memory: instead of what is measured now: what was measured at the right moment.
+        """
         return Provenance(
             **self._common | ({} if threads is None else {"threads": threads}),
             started=self._started.isoformat(),
             seconds=round(time.perf_counter() - self._clock, 3),
-            peak_memory=self._base | peak_memory(self.device),
+            peak_memory=self.memory() if memory is None else dict(memory),
             fallbacks=self._fallbacks | {k: v for k, v in (fallbacks or {}).items() if v},
         )
 
@@ -126,7 +145,7 @@ def reset_memory(device: torch.device) -> dict[str, int]:
         }
     with contextlib.suppress(OSError):  # Linux sets the peak to the present size; elsewhere it is the process's
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-    return {"base_resident": _status("VmRSS") or _largest_resident()}
+    return {"base_resident": resident("VmRSS")}
 
 
 def peak_memory(device: torch.device) -> dict[str, int]:
@@ -139,7 +158,12 @@ def peak_memory(device: torch.device) -> dict[str, int]:
             "peak_allocated": torch.cuda.max_memory_allocated(device),
             "peak_reserved": torch.cuda.max_memory_reserved(device),
         }
-    return {"peak_resident": _status("VmHWM") or _largest_resident()}
+    return {"peak_resident": resident("VmHWM")}
+
+
+def resident(key: str) -> int:
+    """Bytes of this process in memory: now (`VmRSS`), or the most since the last reset (`VmHWM`)."""
+    return _status(key) or _largest_resident()
 
 
 def _status(key: str) -> int | None:

@@ -15,17 +15,20 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from toolkit.errors import InputError, RunError
 from toolkit.records import rows
 from toolkit.records.io import atomic, digest, read_bytes, read_json, write_json
 from toolkit.records.report import REPORT, Report, Rows
 from toolkit.records.study import STUDY_COPY, Study
+from toolkit.records.trained import Trained
 from toolkit.runs.evaluation import WindowScore
 
 SETTINGS = "settings.json"
 PARTIAL = "draws.partial.jsonl"
+
+R = TypeVar("R", Report, Trained)
 
 Outcome = dict[str, list[WindowScore]]
 """Text → its windows' scores."""
@@ -141,12 +144,17 @@ def only_these(folder: Path, names: Sequence[str]) -> None:
 
 def tidy(folder: Path) -> None:
     """Remove temporary files that a killed process left."""
-    for path in [*folder.glob(".*.tmp"), *folder.glob("*/.*.tmp")]:
+    for path in [*folder.glob(".*.tmp"), *folder.glob("*/.*.tmp"), *folder.glob("*/*/.*.tmp")]:
         path.unlink(missing_ok=True)
 
 
-def finished(folder: Path, settings: str) -> tuple[Report | None, str | None]:
+def finished(folder: Path, settings: str, record: type[R] = Report) -> tuple[R | None, str | None]:  # type: ignore[assignment]
     """The report of a run, where there is a sound one; else None, and a message where one was set aside.
+
+    Args:
+        folder: of the run.
+        settings: hash of those that it must have been made under.
+        record: which kind of report it is.
 
     Raises:
         InputError: the report is sound and was made under other settings, or by another version.
@@ -155,7 +163,7 @@ def finished(folder: Path, settings: str) -> tuple[Report | None, str | None]:
     if not path.exists():
         return None, None
     try:
-        report = Report.load(path)
+        report = record.load(path)
         if report.rows is not None:
             content = read_bytes(folder / report.rows.file)
             if hashlib.sha256(content).hexdigest() != report.rows.sha256:

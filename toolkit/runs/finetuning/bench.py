@@ -1,0 +1,408 @@
+"""One run of a fine-tuning study: built, trained, scored, and its report written; and what is kept between runs.
+
+A run that fails for its own reasons (the device has too little memory, a loss is not finite) leaves a report that
+says so and at which step, and the study goes on. What fails for everyone's (a full disk, data that do not fit) ends
+the study; what was finished is kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import gc
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from toolkit.errors import InputError, RunError
+from toolkit.records import rows as rows_file
+from toolkit.records.io import write_json
+from toolkit.records.plan import Plan
+from toolkit.records.profile import Profile
+from toolkit.records.report import REPORT
+from toolkit.records.selection import Selection
+from toolkit.records.trained import ROW, Course, Data, Flag, Scores, Trained
+from toolkit.runs.finetuning.data import Rows, encoded, record
+from toolkit.runs.finetuning.design import Run
+from toolkit.runs.tasks import Encoded, Evaluated, Split, evaluate, padding
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from toolkit.runs.training import Outcome, Pacing
+
+ADAPTER = "adapter"
+"""Folder of the saved adapter, beside the report."""
+
+MEMORY = "out-of-memory"
+"""The check that a run did not pass whose device had too little memory."""
+
+DIED = "process-died"
+"""The check that a run did not pass whose process was ended from outside, twice."""
+
+SCORING = "scoring"
+"""The check that a run did not pass whose model cannot be scored."""
+
+AGAIN = (MEMORY, DIED)
+"""Checks whose failure may be the moment's: the same command tries such runs again."""
+
+KEPT = 8 * 2**30
+"""Bytes of the largest dense model that is kept in memory between runs; a larger one is read again for each."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Planned:
+    """A run with its plan, and the settings that its task's runs share."""
+
+    run: Run
+    plan: Plan
+    protect: Selection | None
+    adapt: Selection | None
+    settings: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Setup:
+    """What every run of a study shares; plain data, so that it can be sent to another process.
+
+    Attributes:
+        folder: of the study's results; `home`: of its file, whose commit is recorded.
+        model: what is loaded; `profile` knows its published name and fingerprint.
+        device, dtype: names.
+    """
+
+    study: str
+    form: str
+    folder: Path
+    home: Path
+    model: str
+    profile: Profile
+    rows: Mapping[str, Rows]
+    device: str
+    dtype: str
+    batch: int
+    keep_adapters: bool = False
+    lock: str | None = None
+    report_to: tuple[str, ...] = ()
+    pacing: Pacing | None = None
+
+
+class Stopped(Exception):
+    """The run was asked to stop, and goes on where it stopped when the same command is given again."""
+
+
+class Crowded(Exception):
+    """The device's memory was used up while other runs shared it: this run is to be tried again alone."""
+
+
+class Bench:
+    """Runs runs, one after another, in this process.
+
+    Args:
+        setup: what they share.
+        progress: show each run's steps.
+        writes: whether this process writes (of several that train one model, the first does).
+    """
+
+    def __init__(self, setup: Setup, *, progress: bool = False, writes: bool = True) -> None:
+        from toolkit.runs.models import choose_device, compute_dtype, load_tokenizer
+        from toolkit.runs.provenance import Recorder
+
+        self.setup, self._progress, self._writes = setup, progress, writes
+        self.device = choose_device(setup.device)
+        self.dtype = compute_dtype(self.device, setup.dtype)
+        self.tokenizer = load_tokenizer(setup.model)
+        self._recorder = Recorder(
+            setup.home, self.device, self.dtype, ignore=[setup.folder], fallbacks=setup.profile.fallbacks
+        )
+        self._dense: dict[str, nn.Module] = {}
+        self._encoded: dict[tuple[str, int], tuple[list[Encoded], int]] = {}
+
+    def do(self, planned: Planned, *, alone: bool = True) -> Trained | None:
+        """Do one run and write its report; None where another process writes it.
+
+        Args:
+            alone: whether the device's memory is this run's; where it is not, a lack of it is no verdict.
+
+        Raises:
+            Stopped: the run was stopped by its pacing.
+            Crowded: the memory was used up, and others shared it.
+            InputError, RunError: what ends the whole study.
+        """
+        run, where = planned.run, self.setup.folder / planned.run.name
+        scored = self.setup.rows[run.task]
+        split = scored.tune if run.role == "tune" else scored.test
+        assert split is not None
+        self._free()
+        self._recorder.start()
+        attempt = _Attempt(planned, where, split)
+        try:
+            self._attempt(attempt)
+        except (MemoryError, RuntimeError) as error:
+            if not out_of_memory(error):
+                raise
+            if not alone:
+                raise Crowded(str(error)) from error
+            attempt.ended(MEMORY, error, attempt.doing)
+        finally:
+            self._free()
+        return self._written(attempt)
+
+    def _attempt(self, attempt: _Attempt) -> None:
+        """Build, train and score; what is reached is kept in the attempt."""
+        from transformers import set_seed
+
+        run, levers = attempt.planned.run, attempt.planned.run.levers
+        data, cut = self._rows(run.task, levers.length)
+        attempt.train = record(self.setup.rows[run.task].train, cut)
+        attempt.doing = "building the model"
+        set_seed(run.seeds.adapter)
+        model = self._built(attempt.planned)
+        self._recorder.mark()
+        attempt.trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
+        if run.trains:
+            attempt.doing = "training"
+            outcome = self._trained(model, data, attempt)
+            attempt.course, attempt.flags = outcome.course, list(outcome.flags)
+            attempt.memory = self._recorder.memory()
+            if not outcome.finished:
+                if outcome.stopped:
+                    raise Stopped(run.name)
+                fatal = [flag for flag in outcome.flags if flag.severity == "fatal"]
+                if any(flag.check == MEMORY for flag in fatal):
+                    raise MemoryError(fatal[0].reason)
+                return
+        if self._writes:
+            attempt.doing = "scoring"
+            try:
+                attempt.evaluated = self._scored(model, attempt)
+            except RunError as error:  # a likelihood that is not finite: this run's own
+                attempt.ended(SCORING, error, attempt.doing)
+                return
+            attempt.memory = attempt.memory | _named("scoring", self._recorder.memory(), attempt.memory)
+            if self.setup.keep_adapters and run.trains:
+                from toolkit.runs import adapters
+
+                adapters.save(model, attempt.where / ADAPTER)
+                attempt.adapter = ADAPTER
+        attempt.fallbacks = _guarded(model)
+
+    def _built(self, planned: Planned) -> nn.Module:
+        from toolkit.runs.building import build
+
+        run = planned.run
+        return build(
+            self._model(run.levers.attention),
+            planned.plan,
+            device=str(self.device),
+            dtype=self.dtype,
+            seed=run.seeds.adapter,
+            attention=run.levers.attention,
+        )
+
+    def load(self) -> None:
+        """Read the dense model now rather than at the first run."""
+        self._model()
+
+    def _model(self, attention: str = "sdpa") -> nn.Module:
+        """A dense model of its own: read once and copied, where it is not too large to be kept."""
+        from toolkit.runs.models import load_model
+
+        if "model" in self._dense:
+            return copy.deepcopy(self._dense["model"])
+        model = load_model(self.setup.model, device="cpu")
+        if sum(p.numel() * p.element_size() for p in model.parameters()) > KEPT:
+            return model
+        self._dense["model"] = model
+        return copy.deepcopy(model)
+
+    def _rows(self, task: str, length: int) -> tuple[list[Encoded], int]:
+        key = (task, length)
+        if key not in self._encoded:
+            try:
+                self._encoded[key] = encoded(self.tokenizer, self.setup.rows[task].train, length)
+            except InputError as error:
+                raise InputError(f"task {task!r}: {error}") from None
+        return self._encoded[key]
+
+    def _trained(self, model: nn.Module, data: Sequence[Encoded], attempt: _Attempt) -> Outcome:
+        from toolkit.runs.training import train
+
+        run = attempt.planned.run
+        return train(
+            model,
+            data,
+            run.levers,
+            run.seeds,
+            folder=attempt.where,
+            pad=padding(self.tokenizer),
+            pacing=self.setup.pacing,
+            report_to=self.setup.report_to,
+            progress=self._progress,
+            name=run.name,
+        )
+
+    def _scored(self, model: nn.Module, attempt: _Attempt) -> Evaluated:
+        model.eval()
+        with self._autocast():
+            return evaluate(
+                model,
+                self.tokenizer,
+                self.setup.rows[attempt.planned.run.task].task,
+                attempt.split,
+                length=attempt.planned.run.levers.length,
+                batch=self.setup.batch,
+            )
+
+    @contextlib.contextmanager
+    def _autocast(self) -> Iterator[None]:
+        """Scoring computes in the dtype that training computes in."""
+        import torch
+
+        if self.dtype == torch.float32:
+            yield
+            return
+        with torch.autocast(self.device.type, dtype=self.dtype):
+            yield
+
+    def _written(self, attempt: _Attempt) -> Trained | None:
+        if not self._writes:
+            return None
+        provenance = self._recorder.finish(attempt.fallbacks, memory=attempt.memory or None)
+        return attempt.write(self.setup, provenance)
+
+    def died(self, planned: Planned, reason: str) -> Trained | None:
+        """The report of a run whose process was ended from outside."""
+        scored = self.setup.rows[planned.run.task]
+        split = (scored.tune if planned.run.role == "tune" else scored.test) or scored.test
+        self._recorder.start()
+        attempt = _Attempt(planned, self.setup.folder / planned.run.name, split)
+        attempt.ended(DIED, reason, None)
+        return self._written(attempt)
+
+    def _free(self) -> None:
+        """Give back what the run held: the next one's memory is its own."""
+        import torch
+
+        gc.collect()
+        if self.device.type == "cuda":
+            with contextlib.suppress(RuntimeError):
+                torch.cuda.empty_cache()
+
+
+class _Attempt:
+    """What is known of a run while it goes on, so that a report can be made wherever it ends."""
+
+    def __init__(self, planned: Planned, where: Path, split: Split) -> None:
+        self.planned, self.where, self.split = planned, where, split
+        self.doing: str | None = None
+        self.train: Data | None = None
+        self.course: Course | None = None
+        self.flags: list[Flag] = []
+        self.evaluated: Evaluated | None = None
+        self.memory: dict[str, int] = {}
+        self.fallbacks: dict[str, int] = {}
+        self.trainable = 0
+        self.adapter: str | None = None
+
+    def ended(self, check: str, error: object, doing: str | None) -> None:
+        """Mark the run as ended early."""
+        if any(flag.severity == "fatal" for flag in self.flags):
+            return  # the training has said it better
+        reason = " ".join(str(error).split())[:300]
+        step = self.course.steps if self.course is not None else None
+        self.flags.append(
+            Flag(check=check, severity="fatal", reason=f"{doing}: {reason}" if doing else reason, step=step)
+        )
+
+    def write(self, setup: Setup, provenance: Any) -> Trained:
+        """Rows, then the report, each atomically."""
+        run, planned, done = self.planned.run, self.planned, self.evaluated
+        rows = setup.rows[run.task]
+        labels = list(run.labels)
+        if rows.shared and run.role != "tune":
+            labels.append(f"{rows.shared} of {len(rows.test.examples)} scored rows stand among the training rows")
+        scores: dict[str, Scores] = {} if done is None else dict(done.scores)
+        finished = done is not None and not any(flag.severity == "fatal" for flag in self.flags)
+        report = Trained(
+            study=setup.study,
+            form=setup.form,  # type: ignore[arg-type]
+            run=run.name,
+            role=run.role,
+            arm=run.arm,
+            task=run.task,
+            seeds=run.seeds,
+            draw=run.draw,
+            value=run.value,
+            own=run.own,
+            levers=run.levers,
+            model=setup.profile.model,
+            fingerprint=setup.profile.fingerprint,
+            reference=setup.profile.reference,
+            settings=planned.settings,
+            lock=setup.lock,
+            plan=planned.plan,
+            protect=planned.protect,
+            adapt=planned.adapt,
+            finished=finished,
+            flags=self.flags + ([] if done is None else list(done.flags)),
+            labels=labels,
+            train=self.train or record(rows.train),
+            test=record(self.split, 0 if done is None else done.cut, None if done is None else len(done.rows)),
+            course=self.course or _no_course(run, self.trainable),
+            scores=scores,
+            adapter=self.adapter,
+            rows=None if done is None else rows_file.write(self.where, ROW, done.rows),
+            provenance=provenance,
+        )
+        write_json(self.where / REPORT, report.to_json())
+        return report
+
+
+def _no_course(run: Run, trainable: int) -> Course:
+    """Of a run that trained nothing."""
+    return Course(
+        steps=0,
+        planned=(run.levers.steps or 0) if run.trains else 0,
+        examples=0,
+        target_tokens=0,
+        real_tokens=0,
+        computed_tokens=0,
+        first_loss=None,
+        last_loss=None,
+        seconds=0.0,
+        trainable=trainable,
+    )
+
+
+def _named(prefix: str, memory: Mapping[str, int], before: Mapping[str, int]) -> dict[str, int]:
+    """Peaks under another name; as they are, where nothing was measured before."""
+    if not before:
+        return dict(memory)
+    return {f"{prefix}_{key}": value for key, value in memory.items() if key.startswith("peak")}
+
+
+def _guarded(model: nn.Module) -> dict[str, int]:
+    """What the range guards counted."""
+    from toolkit.runs import guard
+
+    return guard.totals(model)
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that a device's memory, or the host's, was used up."""
+    import torch
+
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    text = str(error)
+    return isinstance(error, RuntimeError) and any(
+        sign in text for sign in ("can't allocate memory", "CUDA out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+    )
+
+
+def say(text: str) -> None:
+    """A line for the user, on stderr."""
+    print(text, file=sys.stderr, flush=True)

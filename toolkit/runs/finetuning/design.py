@@ -1,0 +1,155 @@
+"""From a study to its runs: arms × tasks × seeds, the repeats, the trials of the tuned lever, and the untrained base.
+
+Each run leaves a folder of its name. Runs go seed by seed, so that a study that was interrupted holds whole
+comparisons; the repeats come last. The runs at each arm's own value of the tuned lever are known when its trials are
+done, and follow then.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Literal
+
+from toolkit.errors import InputError
+from toolkit.records.finetuning import FineTuning
+from toolkit.records.levers import Levers, Seeds
+from toolkit.registry import registry
+from toolkit.runs.finetuning.plans import choices, draws_of
+
+Role = Literal["arm", "repeat", "tune", "untrained"]
+
+SINGLE_DRAW = "this draw only"
+"""Label of a run whose random layers are one draw for all seeds."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One run of a study; see `toolkit.records.trained.Trained`.
+
+    Attributes:
+        name: of its folder.
+        levers: all of them, the tuned one's value among them.
+        labels: what must be said beside its results.
+    """
+
+    name: str
+    role: Role
+    arm: str
+    task: str
+    seeds: Seeds
+    levers: Levers
+    draw: int | None = None
+    value: float | None = None
+    own: bool = False
+    labels: tuple[str, ...] = ()
+
+    @property
+    def trains(self) -> bool:
+        """Whether anything is trained before the scoring."""
+        return self.role != "untrained"
+
+
+def expand(study: FineTuning) -> list[Run]:
+    """All runs that are known before the first, in the order in which they are started.
+
+    Raises:
+        InputError: two runs would share a folder.
+    """
+    runs = [_untrained(study, task) for task in study.tasks]
+    if study.tune is not None:
+        for value in study.tune.values:
+            runs += [_trial(study, task, arm.name, value) for task in study.tasks for arm in study.arms]
+    runs += _arms(study)
+    if study.repeats is not None:
+        first = study.runs_of_an_arm[0]
+        for repeat in range(1, study.repeats.count):
+            seeds = first.model_copy(update={"repeat": repeat})
+            runs += [_run(study, task, study.repeats.arm, seeds, role="repeat") for task in study.tasks]
+    _distinct(runs)
+    return runs
+
+
+def own(study: FineTuning, chosen: Mapping[tuple[str, str], float], labels: Mapping[tuple[str, str], str]) -> list[Run]:
+    """The arms' runs at the value that their trials chose: (task, arm) → value; `labels` say what is doubtful of it."""
+    assert study.tune is not None
+    runs = []
+    for run in _arms(study):
+        key = (run.task, run.arm)
+        if key not in chosen:
+            continue
+        levers = study.levers_of(run.task, run.arm, **{study.tune.lever: chosen[key]})
+        said = (*run.labels, labels[key]) if key in labels else run.labels
+        runs.append(
+            dataclasses.replace(run, name=f"{run.name}--own", own=True, value=chosen[key], levers=levers, labels=said)
+        )
+    return runs
+
+
+def _arms(study: FineTuning) -> list[Run]:
+    runs = []
+    for seeds in study.runs_of_an_arm:
+        for task in study.tasks:
+            for arm in study.arms:
+                count = draws_of(study, arm.name)
+                grid: list[int | None] = [None] if count is None else list(range(count))
+                runs += [_run(study, task, arm.name, seeds, draw=draw) for draw in grid]
+    return runs
+
+
+def _run(study: FineTuning, task: str, arm: str, seeds: Seeds, *, role: Role = "arm", draw: int | None = None) -> Run:
+    if draw is None and role != "arm" and draws_of(study, arm) is not None:
+        draw = 0
+    name = f"{task}--{arm}--{seeds}" + ("" if draw is None else f"--draw{draw}")
+    return Run(name, role, arm, task, seeds, study.levers_of(task, arm), draw=draw, labels=_labels(study, arm))
+
+
+def _trial(study: FineTuning, task: str, arm: str, value: float) -> Run:
+    assert study.tune is not None
+    lever = study.tune.lever
+    return dataclasses.replace(
+        _run(study, task, arm, Seeds.all(study.tune.seed), role="tune"),
+        name=f"{task}--{arm}--tune-{lever}-{value:g}",
+        levers=study.levers_of(task, arm, **{lever: value}),
+        value=value,
+    )
+
+
+def _untrained(study: FineTuning, task: str) -> Run:
+    arm = study.analysis.baseline
+    run = _run(study, task, arm, study.runs_of_an_arm[0], role="untrained")
+    return dataclasses.replace(run, name=f"{task}--{arm}--untrained")
+
+
+def _labels(study: FineTuning, arm: str) -> tuple[str, ...]:
+    """What an arm's random layers hold for."""
+    found = []
+    for use, choice in choices(study.arm(arm)):
+        if choice.draw == "once" and registry.make("selector", choice.selector).random:
+            found.append(f"{SINGLE_DRAW}: the layers to {use} are the same draw for all seeds")
+    return tuple(found)
+
+
+def _distinct(runs: list[Run]) -> None:
+    names: dict[str, Run] = {}
+    for run in runs:
+        other = names.setdefault(run.name.lower(), run)  # some file systems do not tell the case
+        if other is not run:
+            raise InputError(
+                f"two runs would share the folder {run.name!r}: task {other.task!r}, arm {other.arm!r} and task "
+                f"{run.task!r}, arm {run.arm!r}; rename one of them"
+            )
+
+
+def notes(study: FineTuning, runs: list[Run]) -> list[str]:
+    """What is said before the first run, each once."""
+    said = [label for run in runs for label in run.labels]
+    if study.form == "small":
+        said.insert(0, "small form: less than the full study")
+    if study.repeats is None:
+        said.append("no A/A arm is declared (`repeats`): run-to-run noise will not be known")
+    elif study.repeats.count < 4:
+        said.append(f"the A/A arm has {study.repeats.count} runs: with fewer than four its spread is not known")
+    if len(study.runs_of_an_arm) < 4:
+        said.append(f"{len(study.runs_of_an_arm)} seeds an arm: with fewer than four the spread is not known")
+    return list(dict.fromkeys(said))

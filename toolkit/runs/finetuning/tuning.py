@@ -1,0 +1,46 @@
+"""Each arm's own value of the tuned lever, chosen by its trials on rows that no table scores."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from toolkit.records.finetuning import FineTuning
+from toolkit.records.trained import Trained
+
+
+def choose(
+    study: FineTuning, trials: Iterable[Trained]
+) -> tuple[dict[tuple[str, str], float], dict[tuple[str, str], str]]:
+    """(task, arm) → the value of its best trial, and what is doubtful of it.
+
+    Best is the lowest loss of the held-out rows, or the highest score where the study's outcome is the score; of
+    equal scores the one of lower loss, then the smaller value. Trials that ended early are left out; an arm none of
+    whose trials ended well has no own value.
+    """
+    assert study.tune is not None
+    found: dict[Key, list[tuple[float, float, float]]] = {}
+    ended: dict[Key, int] = {}
+    for trial in trials:
+        key = (trial.task, trial.arm)
+        if not trial.finished or "" not in trial.scores:
+            ended[key] = ended.get(key, 0) + 1
+            continue
+        scores = trial.scores[""]
+        first = scores.loss
+        if study.analysis.outcome == "score" and scores.score is not None:
+            first = -scores.score
+        assert trial.value is not None
+        found.setdefault(key, []).append((first, scores.loss, trial.value))
+    chosen = {key: min(values)[2] for key, values in found.items()}
+    low, high = min(study.tune.values), max(study.tune.values)
+    labels = {}
+    for key, value in chosen.items():
+        said = []
+        if value in (low, high):
+            edge = "lower" if value == low else "upper"
+            said.append(f"own {study.tune.lever} {value:g} is the {edge} edge of the grid: the best may lie outside it")
+        if key in ended:
+            said.append(f"{ended[key]} of {len(study.tune.values)} trials ended early")
+        if said:
+            labels[key] = "; ".join(said)
+    return chosen, labels
