@@ -153,6 +153,7 @@ class FairTrainer(Trainer):
             _checkpointing_off(self.model)
             stop_backward(self.model)
             self.accelerator.unwrap_model(self.model, keep_fp32_wrapper=False)
+            self.model.__dict__.pop("_is_accelerate_prepared", None)  # else a second training goes without autocast
             self.accelerator.free_memory()
             self.model.zero_grad(set_to_none=True)
             self.model.eval()
