@@ -146,18 +146,23 @@ class Equivalence:
 
 @dataclass(frozen=True)
 class Power:
-    """What the observed spread over seeds allows, two-sided, over other seeds and these rows.
+    """What the observed spread over seeds allows, two-sided. A spread of few runs is itself a rough guess.
 
     Attributes:
-        detectable: smallest true difference that this many runs find with probability `power`; None: spread unknown.
+        detectable: smallest true difference that this many runs find with probability `power` on these rows; None:
+            the spread cannot be had.
+        detectable_both: the same where rows vary as well.
         target: the difference that `seeds` is for: the declared margin, else the observed difference.
-        seeds: runs an arm that find `target` with that probability; None: no number up to `most`, or spread unknown.
+        seeds: runs an arm that find `target` on these rows; None: no number up to `most`, or no spread to go by.
+        rows_limit: where rows vary as well, no number of seeds finds `target`: more rows are needed.
         most: the largest number looked at.
     """
 
     detectable: float | None
+    detectable_both: float | None
     target: float
     seeds: int | None
+    rows_limit: bool
     power: float
     alpha: float
     most: int
@@ -226,3 +231,18 @@ class Contrast:
     def difference(self) -> float:
         """First minus second, in the outcome's unit."""
         return self.both.estimate
+
+
+def outcomes(values: Sequence[float] | np.ndarray, what: str = "the runs") -> np.ndarray:
+    """One finite outcome a run, (runs,), as float64.
+
+    Raises:
+        InputError: no outcome, or one that is not finite.
+    """
+    array = np.asarray(values, dtype=np.float64)
+    if array.ndim != 1 or not len(array):
+        raise InputError(f"{what}: at least one outcome is asked for, in one row; found shape {array.shape}")
+    bad = np.flatnonzero(~np.isfinite(array))
+    if len(bad):
+        raise InputError(f"{what}: outcome {int(bad[0])} is {array[bad[0]]}; only finite outcomes can be compared")
+    return array
