@@ -135,6 +135,8 @@ class Registry:
     def make(self, kind: str, key: str | Component, options: Mapping[str, Any] | None = None) -> Any:
         """A component from its key, such as `nf4(block=128)`; `options` add to those in the key.
 
+        `name:value` is short for `name(option=value)` where a component has such an option.
+
         Raises:
             InputError: unknown name, unknown option, or a value that its option does not take.
         """
@@ -143,7 +145,12 @@ class Registry:
                 raise InputError(f"{key.key} is a {key.kind}, and a {kind} is asked for")
             return key
         name, written = spec.parse(key)
+        name, colon, value = name.partition(":")
         cls = self.find(kind, name)
+        if colon:
+            if cls.positional is None or not value:
+                raise InputError(f"cannot read {key!r}: {kind} {name!r} has no option that is written after a colon")
+            written = {cls.positional: value, **written}
         added = {k.replace("-", "_"): v for k, v in (options or {}).items()}
         if twice := sorted(written.keys() & added.keys()):
             raise InputError(f"option {twice[0]!r} of {kind} {name!r} is set twice: in {key!r} and beside it")
@@ -172,7 +179,7 @@ def _validate(cls: Any) -> None:
         raise TypeError(f"toolkit_components returned {cls!r}, which is no Component class")
     if getattr(cls, "kind", None) not in KINDS or not issubclass(cls, KINDS[cls.kind]):
         raise TypeError(f"{cls.__name__} must inherit from one of {', '.join(c.__name__ for c in KINDS.values())}")
-    if not isinstance(getattr(cls, "name", None), str) or not cls.name or set(cls.name) & set("(),= \t\n/"):
+    if not isinstance(getattr(cls, "name", None), str) or not cls.name or set(cls.name) & set("(),=: \t\n/"):
         raise TypeError(f"{cls.__name__}.name must be a plain word, found {getattr(cls, 'name', None)!r}")
     if cls.__abstractmethods__:
         raise TypeError(f"{cls.__name__} does not implement {', '.join(sorted(cls.__abstractmethods__))}")

@@ -15,6 +15,8 @@ class Component(ABC):
 
     kind: ClassVar[str]
     name: ClassVar[str]
+    positional: ClassVar[str | None] = None
+    """An option that a key may also give as `name:value`."""
 
     @classmethod
     def defaults(cls) -> dict[str, Any]:

@@ -15,13 +15,15 @@ class Example:
     """One row as a model meets it: `prompt` is read, `target` is what should follow.
 
     Attributes:
-        prompt: ends where the target begins; whitespace between them belongs to the target.
+        prompt: ends where the target begins; a space between their words belongs to the target.
         target: the gold continuation, which training teaches and whose negative log-likelihood is measured.
         options: the allowed targets, the gold one among them; empty where any text may be the answer. Their likelihoods
             are recorded for generated answers too, and chance is computed from them.
         gold: the gold option's place; None where there are no options.
         references: what a generated answer is compared with.
         group: the set that the row belongs to, where a task holds several; scores are also given a group.
+        images: that the prompt speaks of, as the source gives them. No text model reads them: encoding for one refuses
+            an example that has some, and a vision-language model's data flow takes them from here.
     """
 
     prompt: str
@@ -30,6 +32,7 @@ class Example:
     gold: int | None = None
     references: tuple[str, ...] = ()
     group: str = ""
+    images: tuple[Any, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -52,9 +52,18 @@ def encode(tokenizer: Any, example: Example, length: int) -> Encoded | None:
         length: the most tokens, the end-of-text token among them.
 
     Raises:
-        InputError: the tokenizer gives no character offsets.
+        InputError: the tokenizer gives no character offsets, or the example holds images.
     """
+    check_text(example)
     return encode_options(tokenizer, example.prompt, [example.target], length, end=True)[0]
+
+
+def check_text(example: Example) -> None:
+    """Refuse an example that a text model cannot read."""
+    if example.images:
+        raise InputError(
+            f"an example holds {len(example.images)} images, and the model reads text alone; leave such rows out"
+        )
 
 
 def encode_options(

@@ -11,7 +11,7 @@ from typing import Any
 from toolkit.errors import InputError
 from toolkit.interfaces import Answered, Example, Task
 from toolkit.records.trained import Flag, Scores
-from toolkit.runs.tasks.encoding import Encoded, check_length, encode_options, encode_prompt, padding
+from toolkit.runs.tasks.encoding import Encoded, check_length, check_text, encode_options, encode_prompt, padding
 from toolkit.runs.tasks.generating import generate
 from toolkit.runs.tasks.scoring import Halvings, nlls
 from toolkit.runs.tasks.split import Split
@@ -136,6 +136,7 @@ def _fitting(tokenizer: Any, task: Task, split: Split, length: int) -> tuple[lis
     kept: list[int] = []
     encoded: list[list[Encoded]] = []
     for at, example in enumerate(split.examples):
+        check_text(example)
         targets = example.options or (example.target,)
         found = _whole(encode_options(tokenizer, example.prompt, targets, length))
         if _ambiguous([option.ids for option in found]):

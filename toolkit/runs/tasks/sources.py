@@ -119,6 +119,9 @@ def from_hub(hub: Hub, split: SplitName) -> tuple[str, list[dict[str, Any]]]:
 
     try:
         rows = datasets.load_dataset(hub.path, hub.name, split=hub.splits[split], revision=hub.revision)
+        for column, feature in rows.features.items():
+            if hasattr(feature, "decode"):  # pictures stay files: text tasks only ask whether there is one
+                rows = rows.cast_column(column, type(feature)(decode=False))
     except Exception as error:  # whatever the Hub, the proxy or the cache answers: the rows are not to be had
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise InputError(f"data set {name} cannot be read from the Hugging Face Hub ({reason}); {hint}") from error
