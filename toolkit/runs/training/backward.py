@@ -12,7 +12,29 @@ from typing import Any
 
 from torch import nn
 
-from toolkit.weights.layers import _bare, _Blocks, block_count
+from toolkit.weights.layers import block_count, layers_of
+
+
+def bare_model(model: nn.Module) -> nn.Module:
+    """The model that transformers built, inside PEFT's."""
+    inner = getattr(model, "get_base_model", None)
+    return inner() if callable(inner) else model
+
+
+def blocks_of(model: nn.Module) -> dict[int, nn.Module]:
+    """Block index → block, of the blocks that hold layers."""
+    bare = bare_model(model)
+    found: dict[int, nn.Module] = {}
+    for layer in layers_of(bare):
+        if layer.block is None or layer.block in found:
+            continue
+        module, inside = bare, False
+        for part in layer.path.split("."):
+            module, inside, within = getattr(module, part), isinstance(module, nn.ModuleList), inside
+            if inside and not within:
+                found[layer.block] = module
+                break
+    return found
 
 
 def lowest_block(model: nn.Module) -> int | None:
@@ -20,21 +42,14 @@ def lowest_block(model: nn.Module) -> int | None:
 
     Returns:
         The number of blocks where only what follows them is trained (an adapter on the head); None where backward
-        must run through all of them, because something before the blocks is trained, or nothing is.
+        must run through all of them, because the embeddings are trained, or where nothing is.
     """
-    bare = _bare(model)
-    blocks = _Blocks(bare)
-    count = block_count(bare)
-    lowest = None
-    before = {id(p) for module in _embeddings(bare) for p in module.parameters()}
-    for path, parameter in bare.named_parameters():
-        if not parameter.requires_grad:
-            continue
-        if id(parameter) in before:
-            return None
-        block = blocks.of(path)
-        lowest = min(count if lowest is None else lowest, count if block is None else block)
-    return lowest
+    if any(p.requires_grad for module in _embeddings(bare_model(model)) for p in module.parameters()):
+        return None
+    for index, block in sorted(blocks_of(model).items()):
+        if any(p.requires_grad for p in block.parameters()):
+            return index
+    return block_count(model) if any(p.requires_grad for p in model.parameters()) else None
 
 
 def _embeddings(bare: nn.Module) -> Iterator[nn.Module]:
@@ -54,7 +69,7 @@ def stop_backward(model: nn.Module) -> None:
     Hooks that transformers and PEFT left on the embeddings are removed too: enabling twice leaves the first one
     behind, which `disable_input_require_grads` no longer finds.
     """
-    bare = _bare(model)
+    bare = bare_model(model)
     if hasattr(bare, "disable_input_require_grads"):
         bare.disable_input_require_grads()
     for module in _embeddings(bare):
@@ -74,7 +89,7 @@ def run_through(model: nn.Module) -> Any:
     def require_grads(module: nn.Module, args: Any, output: Any) -> None:
         output.requires_grad_(True)
 
-    embeddings = list({id(m): m for m in _embeddings(_bare(model))}.values())
+    embeddings = list({id(m): m for m in _embeddings(bare_model(model))}.values())
     handles = [module.register_forward_hook(require_grads) for module in embeddings]
 
     class Handles:

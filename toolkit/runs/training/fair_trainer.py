@@ -8,8 +8,10 @@ of the model (mode, operation counts) is done once.
 
 from __future__ import annotations
 
+import array
 import contextlib
 import dataclasses
+import hashlib
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -20,9 +22,9 @@ import torch
 from torch import nn
 from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback, TrainingArguments
 
-from toolkit.errors import InputError, closest
+from toolkit.errors import InputError, RunError, closest
 from toolkit.runs.training import checkpoints
-from toolkit.runs.training.backward import lowest_block, run_through, stop_backward
+from toolkit.runs.training.backward import bare_model, blocks_of, lowest_block, run_through, stop_backward
 from toolkit.runs.training.batches import Schedule, collate, schedule
 from toolkit.runs.training.loss import TargetLoss
 
@@ -144,8 +146,9 @@ class FairTrainer(Trainer):
         self._loss = TargetLoss(self.model)
         handle = None if self.levers.backward_stop else run_through(self.model)
         try:
-            self.model.train()
-            yield
+            with _dropout(self.model, self.levers.dropout):
+                self.model.train()
+                yield
         finally:
             self._loss.remove()
             if handle is not None:
@@ -181,21 +184,70 @@ class FairTrainer(Trainer):
 
 
 class Levered(TrainerCallback):
-    """Sets backward's end once Trainer has turned on what undoes it, and watches that it holds."""
+    """Sets backward's end once Trainer has turned on what undoes it, and watches in the first step that it holds."""
 
     def __init__(self, trainer: FairTrainer) -> None:
         self._trainer = trainer
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """After Trainer's own enabling of checkpointing."""
-        if self._trainer.levers.backward_stop:
-            stop_backward(self._trainer.model)
-        self._trainer.model.train()
+        """After Trainer's own enabling of checkpointing.
+
+        Raises:
+            RunError: in the first forward pass, where the lowest adapted block's input asks for a gradient.
+        """
+        lowest = self._trainer.lowest
+        if not self._trainer.levers.backward_stop:
+            return
+        stop_backward(self._trainer.model)
+        block = None if lowest is None else blocks_of(self._trainer.model).get(lowest)
+        if block is None:
+            return
+
+        def look(module: nn.Module, args: Any, kwargs: Any) -> None:
+            handle.remove()
+            if any(isinstance(x, torch.Tensor) and x.requires_grad for x in (*args, *kwargs.values())):
+                raise RunError(
+                    f"backward would run below block {lowest}, the lowest with an adapter, although the lever "
+                    "backward_stop is on: something else asks for a gradient of the block's input"
+                )
+
+        handle = block.register_forward_pre_hook(look, with_kwargs=True)
+
+
+@contextlib.contextmanager
+def _dropout(model: nn.Module, share: float) -> Iterator[None]:
+    """Only the adapters drop out, by the lever's share; the frozen model's own dropout is off."""
+    undo: list[tuple[Any, str, Any]] = []
+
+    def put(owner: Any, name: str, value: Any) -> None:
+        undo.append((owner, name, getattr(owner, name)))
+        setattr(owner, name, value)
+
+    inside: set[int] = set()
+    for module in model.modules():
+        dropouts = getattr(module, "lora_dropout", None)
+        if isinstance(dropouts, nn.ModuleDict):
+            inside |= {id(m) for m in dropouts.modules()}
+            chosen = {key: nn.Dropout(share) if share else nn.Identity() for key in dropouts}
+            inside |= {id(m) for m in chosen.values()}
+            put(module, "lora_dropout", nn.ModuleDict(chosen))
+    for module in model.modules():
+        if id(module) in inside:
+            continue
+        if isinstance(module, nn.modules.dropout._DropoutNd):
+            put(module, "p", 0.0)
+        for name, value in list(vars(module).items()):
+            if isinstance(value, float) and value and (name.endswith("dropout") or name.endswith("pdrop")):
+                put(module, name, 0.0)
+    try:
+        yield
+    finally:
+        for owner, name, value in reversed(undo):
+            setattr(owner, name, value)
 
 
 def _checkpointing_off(model: nn.Module) -> None:
-    inner = getattr(model, "get_base_model", None)
-    bare = inner() if callable(inner) else model
+    bare = bare_model(model)
     for name in ("activation_checkpointing_disable", "gradient_checkpointing_disable"):
         if hasattr(bare, name) and getattr(bare, "supports_gradient_checkpointing", False):
             getattr(bare, name)()
@@ -262,11 +314,19 @@ def trainer(
         "levers": levers.model_dump(mode="json"),
         "seeds": seeds.model_dump(mode="json"),
         "steps": len(plan.steps),
-        "tokens": [sum(plan.target), sum(plan.real)],
+        "data": _digest(data),
         "dtype": str(_dtype(model)).removeprefix("torch."),
         "trained": {path: list(p.shape) for path, p in trained.items()},
     }
     return made
+
+
+def _digest(data: Sequence[Encoded]) -> str:
+    """Hash of the examples' ids and targets, in order."""
+    found = hashlib.sha256()
+    for row in data:
+        found.update(array.array("q", (len(row.ids), *row.ids)).tobytes() + bytes(row.target))
+    return found.hexdigest()
 
 
 def arguments(

@@ -107,47 +107,49 @@ def _finite(number: float) -> bool:
 def locate(trainer: FairTrainer, step: int) -> tuple[str | None, str]:
     """The first layer whose output, else whose incoming gradient, is not finite in that step: (layer, which).
 
-    Modules without children are looked at, and those that keep a packed weight, adapters as a whole. Memory as for
-    one micro-batch.
+    Modules without children are looked at, and adapted layers as a whole. Memory as for one micro-batch.
     """
-    rank, world = trainer.args.process_index, trainer.args.world_size
     first: list[tuple[str, str]] = []
     handles = []
-
-    def bad(value: Any) -> bool:
-        tensors = value if isinstance(value, (tuple, list)) else [value]
-        return any(
-            isinstance(t, torch.Tensor) and t.is_floating_point() and not torch.isfinite(t).all() for t in tensors
-        )
-
     for path, module in trainer.model.named_modules():
         if any(True for _ in module.children()) and not isinstance(getattr(module, "base_layer", None), nn.Module):
             continue
 
         def forward(module: nn.Module, args: Any, output: Any, path: str = path) -> None:
-            if not first and bad(output):
+            if not first and _bad(output):
                 first.append((bare(path), "output"))
 
         def backward(module: nn.Module, inputs: Any, outputs: Any, path: str = path) -> None:
-            if not first and bad(inputs):
+            if not first and _bad(inputs):
                 first.append((bare(path), "gradient"))
 
         handles += [module.register_forward_hook(forward), module.register_full_backward_hook(backward)]
     try:
-        for rows in trainer.plan.steps[step - 1][rank::world]:
+        for rows in trainer.plan.steps[step - 1]:
             batch = collate([trainer.data[row] for row in rows], trainer.pad)
-            trainer.model.zero_grad(set_to_none=True)
             inputs = trainer._prepare_inputs(batch)
             loss = trainer.compute_loss(trainer.model, inputs, num_items_in_batch=trainer.plan.target[step - 1])
             if not first:
                 loss.backward()
+            if not first:
+                named = trainer.model.named_parameters()
+                first += [
+                    (_layer(path), "adapter's gradient") for path, p in named if p.grad is not None and _bad(p.grad)
+                ]
             if first:
                 break
+    except RuntimeError:  # the hooks do not suit this model; the run ends all the same
+        pass
     finally:
         for handle in handles:
             handle.remove()
         trainer.model.zero_grad(set_to_none=True)
     return first[0] if first else (None, "")
+
+
+def _bad(value: Any) -> bool:
+    tensors = value if isinstance(value, (tuple, list)) else [value]
+    return any(isinstance(t, torch.Tensor) and t.is_floating_point() and not torch.isfinite(t).all() for t in tensors)
 
 
 def flags_of(padding: float, *, is_fused: bool) -> list[Flag]:

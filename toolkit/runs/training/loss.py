@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from toolkit.runs.training.backward import bare_model
 from toolkit.weights.layers import head_of
 
 
@@ -24,8 +25,7 @@ class TargetLoss:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        inner = getattr(model, "get_base_model", None)
-        bare = inner() if callable(inner) else model
+        bare = bare_model(model)
         head = head_of(bare)
         self._positions: torch.Tensor | None = None
         self._chosen = False

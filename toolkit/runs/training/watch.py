@@ -12,9 +12,9 @@ from transformers import TrainerCallback
 
 from toolkit.runs.progress import Progress
 from toolkit.runs.training.course import Clock, Curve
+from toolkit.runs.training.fair_trainer import LOG, FairTrainer
 from toolkit.runs.training.health import PATIENCE, SCALE_FLOOR, check_gradients, check_moved, fatal, not_finite
 from toolkit.runs.training.pacing import Pacer
-from toolkit.runs.training.fair_trainer import LOG, FairTrainer
 
 
 class Watch(TrainerCallback):
@@ -74,8 +74,6 @@ class Watch(TrainerCallback):
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The first gradients."""
         if self._updates == 0:
-            if self.trainer.accelerator.scaler is not None or self.trainer.broken:
-                return  # an overflow that the scale answers, or a step that is dealt with as not finite
             check_gradients(self.trainer.model, state.global_step + 1)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -89,10 +87,10 @@ class Watch(TrainerCallback):
                 check_moved(self.trainer.model, step)
         if step % LOG == 0 or last or (self._progress_due and not self._several):
             self.look()
-        if self._several and step % LOG and not self._by_steps(step):
+        if last or (self._several and step % LOG and not self._by_steps(step)):
             return
         self._pace(control)
-        if not last and (self._by_steps(step) or self.stopped or self._by_seconds()):
+        if self._by_steps(step) or self.stopped or self._by_seconds():
             self.save()
 
     @property
