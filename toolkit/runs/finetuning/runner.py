@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,17 +22,16 @@ from typing import TYPE_CHECKING, Any
 from toolkit.errors import InputError
 from toolkit.records.finetuning import FineTuning
 from toolkit.records.io import digest
-from toolkit.records.profile import PROFILE, Profile
-from toolkit.records.study import STUDY_COPY
+from toolkit.records.profile import Profile
 from toolkit.records.trained import RUNS, Trained
 from toolkit.runs import locking, results
-from toolkit.runs.finetuning import design, plans, tuning
+from toolkit.runs.finetuning import design, kept, plans, tuning
 from toolkit.runs.finetuning.asking import asked
 from toolkit.runs.finetuning.bench import AGAIN, Bench, Planned, Setup, Stopped, say
-from toolkit.runs.finetuning.data import Rows, encoded, read_rows
+from toolkit.runs.finetuning.data import Rows, read_rows
 from toolkit.runs.finetuning.pool import Pool
-from toolkit.runs.models import choose_device, compute_dtype, load_tokenizer
-from toolkit.runs.progress import Progress
+from toolkit.runs.models import choose_device, compute_dtype
+from toolkit.runs.progress import Progress, spell
 
 if TYPE_CHECKING:
     import torch
@@ -172,7 +172,7 @@ class _Runner:
             self.profile = self._profile()
             self.profiles = {name: self._calibrated(name) for name in self.study.tasks}
         if self.together.first:
-            self._same_study()
+            kept.same_study(self.folder, self.study)
         self.settings = self._settings()
         if self.together.first:
             results.same_settings(self.folder, self.settings | {"tasks": self._tasks()})
@@ -214,81 +214,14 @@ class _Runner:
     # -- what is measured before -------------------------------------------------------------------------------
 
     def _profile(self) -> Profile:
-        """The profile in the folder, where it is of this model and measured what is needed; else a new one."""
-        from toolkit.weights.profiling import fingerprint_of, profile
-
-        path = self.folder / PROFILE
-        wanted = plans.quantizers(self.study)
-        if path.exists():
-            kept = Profile.load(path)
-            found = fingerprint_of(self.study.model)
-            if found != kept.fingerprint:
-                raise InputError(
-                    f"{self.folder} holds results on {kept.model} (weights {kept.fingerprint[:12]}), and the weights "
-                    f"of {self.study.model} are {found[:12]}: another model, or changed weights; use --out for "
-                    "another folder"
-                )
-            if set(wanted) <= set(kept.quantizers):
-                return kept
-            wanted = list(dict.fromkeys([*kept.quantizers, *wanted]))
-        made = profile(self.study.model, wanted, progress=None if self.progress else False)
-        made.save(path)
-        return made
+        return kept.profile_of(self.folder, self.study, progress=self.progress)
 
     def _calibrated(self, task: str) -> Profile:
-        """The profile with what selectors measure on the task's own training rows; the plain one where none does."""
-        from toolkit.runs.calibration import asking, calibrated
-
-        keys = plans.selectors(self.study)
-        asked_for = asking(keys)
-        if not asked_for:
-            return self.profile
-        path = self.folder / f"profile--{task}.json"
-        if path.exists():
-            kept = Profile.load(path)
-            if {s.statistic_key for s in asked_for} <= set(kept.statistics or {}) and set(
-                self.profile.quantizers
-            ) <= set(kept.quantizers):
-                return kept
-        count = max(
-            choice.calibration_rows
-            for arm in self.study.arms
-            for _, choice in plans.choices(arm)
-            if asking([choice.selector])
+        return kept.calibrated_for(
+            self.folder, self.study, task, self.profile, self.rows[task].train, device=str(self.device)
         )
-        length = self.study.levers_of(task).length
-        rows, _ = encoded(load_tokenizer(self.study.model), self.rows[task].train.part(0, count), length)
-        say(f"measuring {', '.join(s.statistic_key for s in asked_for)} on {len(rows)} training rows of {task}")
-        made = calibrated(
-            self.profile,
-            asked_for,
-            model=self.study.model,
-            encoded=rows,
-            device=str(self.device),
-            task=self.study.tasks[task].task,
-            source=self.rows[task].train.source,
-        )
-        made.save(path)
-        return made
 
     # -- what must not change ----------------------------------------------------------------------------------
-
-    def _same_study(self) -> None:
-        """Keep the study beside its results; what was declared before them cannot change after them."""
-        path = self.folder / STUDY_COPY
-        published = self.study.published
-        if path.exists():
-            old = FineTuning.load(path)
-            for key in ("name", "form", "analysis", "repeats", "tune"):
-                was, now = getattr(old, key), getattr(published, key)
-                if was != now:
-                    raise InputError(
-                        f"{self.folder} holds results that were declared with {key} {_plain(was)}, and the study now "
-                        f"has {_plain(now)}: use --out for another folder"
-                    )
-            if old == published:
-                return
-        published.save(path)
 
     def _settings(self) -> dict[str, Any]:
         return {
@@ -364,21 +297,22 @@ class _Runner:
         if not todo:
             return
         setup = self._setup()
-        with Progress(len(todo), shown=self.progress) as bar:
-            if self._side_by_side(len(todo)):
-                _portable(self.study)
-                with Pool(setup, self.devices, self.workers) as pool:
-                    pool.do(todo, bar)
-                return
-            bench = Bench(setup, progress=self.progress, writes=self.together.first)
-            for one in todo:
-                bar.step(one.run.name, 0)
-                report = bench.do(one)
-                self.together.wait()
-                for flag in report.flags if report is not None else ():
-                    if flag.severity == "fatal":
-                        say(f"{one.run.name} ended early: {flag.reason}")
-                bar.step(one.run.name)
+        if self._side_by_side(len(todo)):
+            _portable(self.study)
+            with Progress(len(todo), shown=self.progress) as bar, Pool(setup, self.devices, self.workers) as pool:
+                pool.do(todo, bar)
+            return
+        bench = Bench(setup, progress=self.progress, writes=self.together.first)
+        started = time.monotonic()
+        for number, one in enumerate(todo):
+            if self.progress:
+                left = (time.monotonic() - started) / number * (len(todo) - number) if number else None
+                say(f"run {number + 1} of {len(todo)}: {one.run.name}" + (f", {spell(left)} left" if left else ""))
+            report = bench.do(one)
+            self.together.wait()
+            for flag in report.flags if report is not None else ():
+                if flag.severity == "fatal":
+                    say(f"{one.run.name} ended early: {flag.reason}")
 
     def _side_by_side(self, runs: int) -> bool:
         """Whether other processes do the runs: several at once, or one that must see one GPU of many only."""

@@ -73,6 +73,10 @@ class Watch(Protocol):
         """Refuse to time beside another compute process (RunError)."""
         ...
 
+    def claim(self, use: Callable[[], Any]) -> None:
+        """Use the device for the first time, and know our own process by it."""
+        ...
+
     def begin(self) -> None:
         """Begin to look."""
         ...
@@ -134,6 +138,10 @@ class BlindWatch:
 
     def refuse(self, beside_others: bool) -> None:
         """Nothing can be seen, so nothing is refused; the label stands."""
+
+    def claim(self, use: Callable[[], Any]) -> None:
+        """Use the device."""
+        use()
 
     def begin(self) -> None:
         """Nothing to look at."""
@@ -353,6 +361,9 @@ class CpuWatch:
                 "Wait for them, or time all the same with --beside-others, which labels the session"
             )
         self.labels.append(f"timed beside others: {said}")
+
+    def claim(self, use: Callable[[], Any]) -> None:
+        """The operating system knows our own process."""
 
     def begin(self) -> None:
         """Mark the present counts."""

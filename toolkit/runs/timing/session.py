@@ -193,6 +193,8 @@ class Rounds:
     @contextlib.contextmanager
     def _bench_of(self, drivers: dict[Entry, Driver]) -> Iterator[Callable[[Entry], Driver]]:
         yield drivers.__getitem__
+        for driver in drivers.values():
+            driver.close()
         drivers.clear()
         memory.free(self._bench.device)
 
@@ -202,14 +204,18 @@ class Rounds:
 
         def get(entry: Entry) -> Driver:
             if entry not in held:
-                held.clear()
-                memory.free(self._bench.device)
+                clear()
                 held[entry] = self._ready(entry)
             return held[entry]
 
+        def clear() -> None:
+            for driver in held.values():
+                driver.close()
+            held.clear()
+            memory.free(self._bench.device)
+
         yield get
-        held.clear()
-        memory.free(self._bench.device)
+        clear()
 
     def _rounds(self, get: Callable[[Entry], Driver]) -> None:
         count = self._protocol.rounds

@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import datetime
 import os
-import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from toolkit.errors import InputError
-from toolkit.records.declared import study_file
 from toolkit.records.finetuning import FineTuning
 from toolkit.records.session import Session
-from toolkit.records.study import STUDY_COPY
 
 if TYPE_CHECKING:
     import torch
 
     from toolkit.records.plan import Plan
-    from toolkit.records.profile import Profile
     from toolkit.registry import Registry
+    from toolkit.runs.finetuning.asking import Asked
 
 TIMING = "timing"
 """Folder of the sessions in a study's results."""
@@ -34,7 +30,7 @@ def time(
     study: str | os.PathLike[str] | FineTuning,
     *,
     model: str | os.PathLike[str] | None = None,
-    data: Mapping[str, str] | None = None,
+    data: Mapping[str, str | os.PathLike[str]] | Iterable[str] | None = None,
     out: str | os.PathLike[str] | None = None,
     small: bool = False,
     device: str | None = None,
@@ -64,43 +60,18 @@ def time(
         RunError: another process computes on the device; or memory does not suffice (the arm is named).
     """
     from toolkit.runs import results
+    from toolkit.runs.finetuning.asking import asked
     from toolkit.runs.models import choose_device, compute_dtype
     from toolkit.runs.timing.order import timed_arms
 
-    declared, folder, home = _asked(study, model, data, out, small)
-    names = timed_arms(declared, arms)
+    what = asked(study, model=model, data=data, out=out, small=small)
+    names = timed_arms(what.study, arms)
     target = choose_device(device)
     if target.type == "cuda":
         _allocator()
-    with results.locked(folder):
-        results.tidy(folder)
-        return _session(
-            declared, folder, home, names, target, compute_dtype(target, dtype), seed, beside_others, progress
-        )
-
-
-def _asked(
-    study: str | os.PathLike[str] | FineTuning,
-    model: str | os.PathLike[str] | None,
-    data: Mapping[str, str] | None,
-    out: str | os.PathLike[str] | None,
-    small: bool,
-) -> tuple[FineTuning, Path, Path]:
-    """The study with what replaces its parts, the folder of its results, and its own."""
-    if isinstance(study, FineTuning):
-        if out is None or small:
-            raise InputError(
-                "a study given as an object needs `out`, and has its form already: FineTuning.read(…, small=True)"
-            )
-        declared, home = study, Path()
-    else:
-        home = study_file(study).parent
-        declared = FineTuning.read(study, small=small)
-    if model is not None:
-        declared = declared.model_copy(update={"model": os.fspath(model)})
-    if data:
-        declared = declared.with_data(data)
-    return declared, Path(out) if out is not None else home / ("results-small" if small else "results"), home
+    with results.locked(what.folder):
+        results.tidy(what.folder)
+        return _session(what, names, target, compute_dtype(target, dtype), seed, beside_others, progress)
 
 
 def _allocator() -> None:
@@ -110,9 +81,7 @@ def _allocator() -> None:
 
 
 def _session(
-    study: FineTuning,
-    folder: Path,
-    home: Path,
+    what: Asked,
     names: list[str],
     device: torch.device,
     dtype: torch.dtype,
@@ -123,8 +92,10 @@ def _session(
     import torch
 
     from toolkit.registry import registry
+    from toolkit.runs.finetuning import kept
+    from toolkit.runs.finetuning.bench import say
     from toolkit.runs.finetuning.data import encoded, read_rows
-    from toolkit.runs.finetuning.plans import check, plan
+    from toolkit.runs.finetuning.plans import plan
     from toolkit.runs.models import load_tokenizer
     from toolkit.runs.provenance import Recorder
     from toolkit.runs.tasks import padding
@@ -135,21 +106,22 @@ def _session(
     started = datetime.datetime.now(datetime.UTC)
     watch = machine.watch(device)
     watch.refuse(beside_others)  # before anything of ours is on the device
-    check(study)
+    watch.claim(lambda: torch.zeros(1, device=device))
+    study, folder = what.study, what.folder
     task = study.timing.task or next(iter(study.tasks))
     levers = {name: study.levers_of(task, name) for name in names}
     common = shared(levers)
-    _same_study(folder, study)
-    profile = _profile(folder, study, progress)
+    read = read_rows(study, task).train
+    kept.same_study(folder, study)
+    profile = kept.profile_of(folder, study, progress=progress)
+    profile = kept.calibrated_for(folder, study, task, profile, read, device=str(device))
     seeds = study.runs_of_an_arm[0]
     arms = {name: session.Arm(name, plan(study, name, profile, seeds, task=task)[0], levers[name]) for name in names}
     layers = [layer.name for layer in profile.layers]
     dense = {key for arm in arms.values() for key in _dense(arm.plan, registry)}
     tokenizer = load_tokenizer(study.model)
-    rows, _ = encoded(tokenizer, read_rows(study, task).train, common.length)
+    rows, _ = encoded(tokenizer, read, common.length)
     batches = fixed(rows, common, study.timing.batches, seeds.data)
-    if isinstance(watch, machine.GpuWatch):
-        watch.claim(lambda: torch.zeros(1, device=device))
     with tempfile.TemporaryDirectory(prefix="toolkit-timing-") as scratch:
         bench = session.Bench(
             model=study.model,
@@ -168,11 +140,11 @@ def _session(
             fingerprint=profile.fingerprint,
             quantized={name: quantized_layers(arm.plan, layers, dense) for name, arm in arms.items()},
             watch=watch,
-            recorder=Recorder(home, device, dtype, ignore=[folder]),
+            recorder=Recorder(what.home, device, dtype, ignore=[folder]),
             seed=seed,
             earlier=[Session.load(path) for path in sorted((folder / TIMING).glob("*.json"))],
             name=_free_name(folder / TIMING, started),
-            say=_say if progress else (lambda text: None),
+            say=say if progress else (lambda text: None),
         )
     return made.save(folder / TIMING / f"{made.session}.json")
 
@@ -185,57 +157,8 @@ def _dense(plan: Plan, registry: Registry) -> set[str]:
     return {key for key in keys if registry.make("quantizer", key).keeps(torch.bfloat16)}
 
 
-def _same_study(folder: Path, study: FineTuning) -> None:
-    """Keep the study beside its sessions.
-
-    Raises:
-        InputError: the folder holds the results of another study or form.
-    """
-    path = folder / STUDY_COPY
-    if not path.exists():
-        study.published.save(path)
-        return
-    old = FineTuning.load(path)
-    for key in ("name", "form"):
-        if getattr(old, key) != getattr(study, key):
-            raise InputError(
-                f"{folder} holds results of {key} {getattr(old, key)!r}, and this is {getattr(study, key)!r}: use "
-                "--out for another folder"
-            )
-
-
-def _profile(folder: Path, study: FineTuning, progress: bool) -> Profile:
-    """The profile in the folder, where it is of this model and holds what the selectors read; else a new one.
-
-    Raises:
-        InputError: it is of other weights.
-    """
-    from toolkit.records.profile import PROFILE, Profile
-    from toolkit.runs.finetuning.plans import quantizers
-    from toolkit.weights.profiling import fingerprint_of, profile
-
-    path, wanted = folder / PROFILE, quantizers(study)
-    if path.exists():
-        kept, found = Profile.load(path), fingerprint_of(study.model)
-        if kept.fingerprint != found:
-            raise InputError(
-                f"{folder} holds results on {kept.model} (weights {kept.fingerprint[:12]}), and the weights of "
-                f"{study.model} are {found[:12]}: use --out for another folder"
-            )
-        if set(wanted) <= set(kept.quantizers):
-            return kept
-        wanted = list(dict.fromkeys([*kept.quantizers, *wanted]))
-    made = profile(study.model, wanted, progress=None if progress else False)
-    made.save(path)
-    return made
-
-
 def _free_name(folder: Path, started: datetime.datetime) -> str:
     """The time of the start, UTC; with a number where another session began in the same second."""
     name = started.strftime("%Y%m%dT%H%M%SZ")
     taken = {path.stem for path in folder.glob("*.json")}
     return next(n for n in (name, *(f"{name}-{i}" for i in range(2, 1000))) if n not in taken)
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
