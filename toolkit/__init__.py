@@ -50,6 +50,7 @@ _HOME = {
     "calibrated": "toolkit.runs.calibration",
     "build": "toolkit.runs.building",
     "run": "toolkit.runs.runner",
+    "time": "toolkit.runs.timing",
     "lock": "toolkit.runs.locking",
     "certify": "toolkit.analysis.certificates.certifying",
     "verify": "toolkit.analysis.certificates.verification",
@@ -116,6 +117,7 @@ if TYPE_CHECKING:
     from toolkit.runs.calibration import calibrated as calibrated
     from toolkit.runs.locking import lock as lock
     from toolkit.runs.runner import run as run
+    from toolkit.runs.timing import time as time
     from toolkit.selection.select import chains as chains
     from toolkit.selection.select import draws as draws
     from toolkit.selection.select import select as select
