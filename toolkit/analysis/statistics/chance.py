@@ -31,7 +31,7 @@ class AboveChance:
 
 
 def above_chance(right: float, rows: int, chance: float, *, alpha: float = 0.05) -> AboveChance:
-    """p = P(X ≥ right), X binomial(rows, chance); limits by Clopper and Pearson at 1 − 2α, so that above is low > chance.
+    """p = P(X ≥ right), X binomial(rows, chance); exact limits that cover 1 − 2α: above is low > chance.
 
     For a mean over runs, give the mean number of right rows: it is rounded down, and rows are counted once, because
     runs share them. Chance is the larger of uniform guessing and the majority class of these rows.
