@@ -77,7 +77,7 @@ def time(
 def _allocator() -> None:
     """The paper's allocator setting, unless another was chosen; it counts from the first CUDA tensor on."""
     if not any(os.environ.get(name) for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")):
-        os.environ["PYTORCH_CUDA_ALLOC_CONF"] = ALLOCATOR
+        os.environ["PYTORCH_ALLOC_CONF"] = ALLOCATOR
 
 
 def _session(

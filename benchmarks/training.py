@@ -1,0 +1,410 @@
+"""Our stock arms against hand-written training loops, interleaved in one session, and where their time goes.
+
+    python benchmarks/training.py [-o benchmarks/results/training.json] [--small] [--seconds 1.5] [--rounds 5]
+
+A model of Llama-3.2-1B's shape with random weights, made on the device; batch 8 × 512, r = 8 on all seven
+projections, loss on the last 32 tokens. By hand: PEFT's model in a plain loop with a fused AdamW and nothing else (no
+clipping, no schedule, no logging), in bfloat16 under autocast, the same with 16-bit adapters, over bitsandbytes'
+NF4 layers, and under torch.compile. Ours: the arms `base: none` and `base: nf4` through the Trainer that trains
+studies, as a timing session drives it. Each is timed in whole cycles of one list of batches, in rounds of random
+order; three runs of each loop that ours is held against give the floor. Needs one GPU, and under three minutes;
+`--small` is a smoke test of tiny shapes on any device.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import gc
+import importlib.metadata
+import json
+import logging
+import os
+import statistics
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+
+import torch
+from torch import nn
+
+from toolkit.analysis.statistics.timing import floor, margin, paired_ratio, speed
+from toolkit.records.levers import Levers, Seeds
+from toolkit.records.plan import Plan
+from toolkit.runs.building import build
+from toolkit.runs.models import choose_device
+from toolkit.runs.provenance import device_name
+from toolkit.runs.tasks.encoding import Encoded
+from toolkit.runs.timing import machine
+from toolkit.runs.timing.cycling import Ran, driver, synchronize
+from toolkit.runs.timing.order import Entry, rounds
+from toolkit.runs.timing.profiling import shares
+
+FULL = {
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "vocab_size": 128256,
+}
+SMALL = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 256,
+}
+PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+RANK, ALPHA, RATE = 8, 16, 3e-4
+ALLOWED = 0.05
+"""Ours may be slower than the loop by this, or by the floor where that is larger."""
+
+OURS = {"ours, bf16": "by hand, bf16", "ours, NF4": "by hand, NF4"}
+"""Ours → the loop that it is held against."""
+
+IGNORED = -100
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """What is computed: the model's configuration, and the list of batches."""
+
+    config: dict[str, int]
+    batch: int
+    length: int
+    target: int
+    batches: int
+
+
+class Loop:
+    """A training loop as one writes it by hand, over the list again and again; timed as our Trainer is."""
+
+    def __init__(
+        self, model: nn.Module, batches: Sequence[dict[str, torch.Tensor]], device: torch.device, autocast: bool
+    ) -> None:
+        self._model, self._batches, self._device, self._autocast = model.train(), batches, device, autocast
+        trained = [p for p in model.parameters() if p.requires_grad]
+        self._optimizer = torch.optim.AdamW(trained, lr=RATE, fused=True)
+        self.steps = len(batches)
+
+    def _step(self, batch: dict[str, torch.Tensor]) -> None:
+        moved = {name: value.to(self._device, non_blocking=True) for name, value in batch.items()}
+        with torch.autocast(self._device.type, torch.bfloat16, enabled=self._autocast):
+            loss = self._model(**moved, use_cache=False).loss
+        loss.backward()
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+
+    def run(
+        self,
+        *,
+        lead: int | None = None,
+        seconds: float = 0.0,
+        cycles: int = 1,
+        begin: Callable[[], Any] | None = None,
+        end: Callable[[], Any] | None = None,
+    ) -> Ran:
+        """As `toolkit.runs.timing.cycling.Driver.run`."""
+        for at in range(self.steps if lead is None else lead):
+            self._step(self._batches[at % self.steps])
+        if begin is not None:
+            begin()
+        synchronize(self._device)
+        started, done = time.perf_counter(), 0
+        while done < cycles or time.perf_counter() - started < seconds:
+            for batch in self._batches:
+                self._step(batch)
+            done += 1
+        synchronize(self._device)
+        ran = Ran(time.perf_counter() - started, done)
+        if end is not None:
+            end()
+        return ran
+
+    def close(self) -> None:
+        """Nothing to undo."""
+
+
+class Session:
+    """Makes the variants, one list of batches for all."""
+
+    def __init__(self, shape: Shape, device: torch.device, folder: Path) -> None:
+        self.shape, self.device, self.folder = shape, device, folder
+        chance = torch.Generator().manual_seed(0)
+        count, vocabulary = shape.batches, shape.config["vocab_size"]
+        self.ids = torch.randint(1, vocabulary, (count, shape.batch, shape.length), generator=chance)
+        labels = self.ids.clone()
+        labels[..., : -shape.target] = IGNORED
+        pairs = zip(self.ids, labels, strict=True)
+        self.batches = [self._pinned({"input_ids": ids, "labels": targets}) for ids, targets in pairs]
+
+    def _pinned(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {k: v.pin_memory() for k, v in batch.items()} if self.device.type == "cuda" else batch
+
+    def dense(self) -> nn.Module:
+        """The model with random weights, in bfloat16, on the device."""
+        from transformers import LlamaConfig, LlamaForCausalLM
+
+        torch.manual_seed(0)
+        config = LlamaConfig(**self.shape.config, tie_word_embeddings=True, attn_implementation="sdpa")
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(torch.bfloat16)
+        try:
+            with self.device:
+                model = LlamaForCausalLM(config)
+        finally:
+            torch.set_default_dtype(before)
+        model.config.dtype = torch.bfloat16
+        return model.requires_grad_(False)
+
+    def by_hand(self, *, nf4: bool = False, compiled: bool = False, autocast: bool = True) -> Loop:
+        """PEFT's model in a plain loop."""
+        from peft import LoraConfig, get_peft_model
+
+        model = self.dense()
+        if nf4:
+            _to_nf4(model, self.device)
+        config = LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules=PROJECTIONS, lora_dropout=0.0)
+        model = get_peft_model(model, config, autocast_adapter_dtype=autocast)
+        return Loop(torch.compile(model) if compiled else model, self.batches, self.device, autocast)
+
+    def ours(self, base: str) -> Any:
+        """Our arm, and the Trainer that trains it."""
+        plan = Plan.protecting(None, base=base, rank=RANK, alpha=ALPHA)
+        model = build(self.dense(), plan, dtype="bfloat16")
+        first = self.shape.length - self.shape.target
+        mask = (False,) * first + (True,) * self.shape.target
+        rows = [[Encoded(tuple(ids.tolist()), mask) for ids in batch] for batch in self.ids]
+        levers = Levers(
+            rank=RANK,
+            alpha=ALPHA,
+            learning_rate=RATE,
+            batch=self.shape.batch,
+            accumulation=1,
+            length=self.shape.length,
+        )
+        return driver(model, rows, levers, Seeds.all(0), self.folder, 0)
+
+
+def _to_nf4(model: nn.Module, device: torch.device) -> None:
+    """bitsandbytes' layers in place of all projections, as its documentation does it."""
+    import bitsandbytes as bnb
+
+    for name, module in list(model.named_modules()):
+        if not isinstance(module, nn.Linear) or name.endswith("lm_head"):
+            continue
+        layer = bnb.nn.Linear4bit(
+            module.in_features, module.out_features, bias=False, compute_dtype=torch.bfloat16, quant_type="nf4"
+        )
+        weight = module.weight.detach().to("cpu")
+        layer.weight = bnb.nn.Params4bit(weight, requires_grad=False, quant_type="nf4", compress_statistics=True)
+        parent, _, child = name.rpartition(".")
+        setattr(model.get_submodule(parent), child, layer.to(device))
+    model.is_loaded_in_4bit = True
+
+
+def variants(session: Session, compiled: bool) -> dict[str, Callable[[], Any]]:
+    """Name → what makes it."""
+    made = {
+        "by hand, bf16": session.by_hand,
+        "by hand, bf16, 16-bit adapters": lambda: session.by_hand(autocast=False),
+        "by hand, NF4": lambda: session.by_hand(nf4=True),
+        "ours, bf16": lambda: session.ours("none"),
+        "ours, NF4": lambda: session.ours("nf4"),
+    }
+    if compiled:
+        made["by hand, bf16, compiled"] = lambda: session.by_hand(compiled=True)
+    return made
+
+
+class Resident:
+    """The variants side by side on the device, and what each added to its memory."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.held: dict[Entry, Any] = {}
+        self.memory: dict[str, dict[str, float]] = {}
+        self.failed: dict[str, str] = {}
+
+    def add(self, entry: Entry, make: Callable[[], Any]) -> None:
+        """Make a variant, run two cycles, keep it; one that fails is told of, and costs the others nothing."""
+        try:
+            before = self._allocated()
+            runner = make()
+            gc.collect()
+            base = self._allocated()
+            if self.device.type == "cuda":
+                torch.cuda.reset_peak_memory_stats(self.device)
+            runner.run(lead=runner.steps, cycles=1)
+            if self.device.type == "cuda":
+                peak = torch.cuda.max_memory_allocated(self.device)
+                gib = {"base GiB": (base - before) / 2**30, "peak GiB": (peak - before) / 2**30}
+                self.memory[entry.arm] = {key: round(value, 2) for key, value in gib.items()}
+            self.held[entry] = runner
+        except Exception as error:
+            traceback.print_exc(limit=3, file=sys.stderr)
+            self.failed[str(entry)] = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+
+    def _allocated(self) -> int:
+        if self.device.type != "cuda":
+            return 0
+        torch.cuda.synchronize(self.device)
+        return torch.cuda.memory_allocated(self.device)
+
+
+def measure(
+    shape: Shape,
+    device: torch.device,
+    *,
+    seconds: float,
+    count: int,
+    compiled: bool,
+    seed: int,
+    say: Callable[..., None],
+) -> dict[str, Any]:
+    """The whole session as plain data."""
+    watch = machine.watch(device)
+    labels = []
+    try:
+        watch.refuse(device.type == "cpu")
+    except Exception as error:
+        labels.append(f"not quiet: {error}")
+    watch.claim(lambda: torch.zeros(1, device=device))
+    with tempfile.TemporaryDirectory() as scratch:
+        session = Session(shape, device, Path(scratch))
+        resident = Resident(device)
+        made = variants(session, compiled)
+        entries = [Entry(name) for name in made]
+        entries += [Entry(name, number) for name in dict.fromkeys(OURS.values()) for number in (1, 2)]
+        for entry in entries:
+            say(f"making {entry}")
+            resident.add(entry, made[entry.arm])
+        samples: dict[Entry, list[float]] = {entry: [] for entry in resident.held}
+        seen = []
+        for number, order in enumerate(rounds(list(resident.held), count, seed)):
+            say(f"round {number + 1} of {count}")
+            for entry in order:
+                runner = resident.held[entry]
+                ran = runner.run(seconds=seconds, begin=watch.begin, end=lambda: seen.append(watch.end()))
+                samples[entry].append(ran.cycles * runner.steps / ran.seconds)
+        profiles: dict[str, dict[str, float]] = {}
+        for entry, runner in resident.held.items():
+            if entry.duplicate == 0:
+                say(f"profile of {entry}")
+                with contextlib.suppress(RuntimeError):
+                    profiles[entry.arm] = shares(device, runner, 1 / statistics.median(samples[entry]))
+        for runner in resident.held.values():
+            runner.close()
+    return {
+        "device": device_name(device),
+        "machine": watch.machine().model_dump(mode="json", exclude_none=True, exclude={"host", "identity"}),
+        "labels": [*labels, *watch.labels],
+        "throttled": sorted({reason for one in seen for reason in one.throttled}),
+        "load": sorted({name for one in seen for name in one.load}),
+        "packages": _versions(),
+        "shape": dataclasses.asdict(shape),
+        "seconds a sample": seconds,
+        "rounds": count,
+        "seed": seed,
+        "variants": _table(samples, resident, profiles, shape),
+        "against the loops": _verdicts(samples),
+        "failed": resident.failed,
+    }
+
+
+def _table(
+    samples: dict[Entry, list[float]], resident: Resident, profiles: dict[str, dict[str, float]], shape: Shape
+) -> dict[str, Any]:
+    """A variant's first run, as the paper estimates speed and as medians."""
+    found = {}
+    for entry, paces in samples.items():
+        estimate = speed(paces, str(entry))
+        found[str(entry)] = {
+            "ms a step, median": round(1e3 / estimate.median, 2),
+            "ms a step, fastest half": round(1e3 / estimate.fastest_half, 2),
+            "tokens/s, median": round(estimate.median * shape.batch * shape.length),
+            **(resident.memory.get(entry.arm, {}) if entry.duplicate == 0 else {}),
+            "ms a step, rounds": [round(1e3 / pace, 2) for pace in paces],
+            **({"where a step goes": profiles[entry.arm]} if entry.duplicate == 0 and entry.arm in profiles else {}),
+        }
+    return found
+
+
+def _verdicts(samples: dict[Entry, list[float]]) -> dict[str, Any]:
+    """Each of ours against its loop: not slower by more than 5%, or the floor where that is larger."""
+    found: dict[str, Any] = {}
+    for ours, loop in OURS.items():
+        mine = samples.get(Entry(ours))
+        theirs = [paces for entry, paces in samples.items() if entry.arm == loop]
+        if mine is None or not theirs:
+            continue
+        ratio = paired_ratio(mine, theirs)
+        told: dict[str, Any] = {"loop": loop, "speed over the loop's, paired": round(ratio.value, 4)}
+        if ratio.low is not None and ratio.high is not None:
+            told["interval of the ratio over rounds"] = [round(ratio.low, 4), round(ratio.high, 4)]
+        allowed = ALLOWED
+        if len(theirs) >= 3:
+            noise = floor([speed(paces).fastest_half for paces in theirs])
+            allowed = max(ALLOWED, noise.bound)
+            gain = margin(speed(mine).fastest_half, [speed(paces).fastest_half for paces in theirs], noise.bound)
+            told |= {
+                "floor": round(noise.bound, 4),
+                "single gap": round(noise.single, 4),
+                "margin, fastest half": round(gain.value, 4),
+                "verdict": gain.verdict,
+            }
+        told["allowed"] = round(allowed, 4)
+        told["not slower than allowed"] = ratio.value >= 1 / (1 + allowed)
+        found[ours] = told
+    return found
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in ("torch", "transformers", "peft", "bitsandbytes", "accelerate", "triton"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, print and write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("-o", "--output", type=Path, default=Path(__file__).parent / "results" / "training.json")
+    parser.add_argument("--small", action="store_true", help="tiny shapes, for a smoke test")
+    parser.add_argument("--seconds", type=float, default=None, help="of a sample")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--device", default=None)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--no-compile", action="store_true")
+    options = parser.parse_args(arguments)
+    for name in ("transformers", "torchao", "bitsandbytes"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    device = choose_device(options.device)
+    shape = Shape(SMALL, 2, 16, 4, 2) if options.small else Shape(FULL, 8, 512, 32, 4)
+    result = measure(
+        shape,
+        device,
+        seconds=options.seconds if options.seconds is not None else (0.02 if options.small else 1.5),
+        count=options.rounds,
+        compiled=not (options.no_compile or options.small),
+        seed=options.seed,
+        say=lambda text: print(text, file=sys.stderr, flush=True),
+    )
+    print(json.dumps(result, indent=1))
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    options.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
