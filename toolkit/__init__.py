@@ -49,9 +49,9 @@ _HOME = {
     "chains": "toolkit.selection.select",
     "calibrated": "toolkit.runs.calibration",
     "build": "toolkit.runs.building",
-    "run": "toolkit.runs.runner",
+    "run": "toolkit.runs.studies",
     "time": "toolkit.runs.timing",
-    "lock": "toolkit.runs.locking",
+    "lock": "toolkit.runs.studies",
     "certify": "toolkit.analysis.certificates.certifying",
     "verify": "toolkit.analysis.certificates.verification",
     "leaderboard": "toolkit.analysis.certificates.leaderboard",
@@ -115,8 +115,8 @@ if TYPE_CHECKING:
     from toolkit.registry import register as register
     from toolkit.runs.building import build as build
     from toolkit.runs.calibration import calibrated as calibrated
-    from toolkit.runs.locking import lock as lock
-    from toolkit.runs.runner import run as run
+    from toolkit.runs.studies import lock as lock
+    from toolkit.runs.studies import run as run
     from toolkit.runs.timing import time as time
     from toolkit.selection.select import chains as chains
     from toolkit.selection.select import draws as draws

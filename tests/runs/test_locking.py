@@ -210,7 +210,7 @@ def test_a_selector_made_by_hand_is_locked_by_its_own_text(study, monkeypatch):
     monkeypatch.setattr(registry, "make", lambda kind, key, *a: Mine() if key == Mine.name else before(kind, key, *a))
     monkeypatch.setattr(Mine, "__module__", "__main__")
     declared = Study.read(study(arms=[{"selector": "made-by-hand"}]))
-    found = locking.code(declared)
+    found = locking.code(locking.components(declared))
     (own,) = [name for name in found if name.startswith("source of ")]
     assert own.startswith("source of __main__.") and own.endswith("Mine")
     assert len(found[own]) == 64 or found[own] == "not available"

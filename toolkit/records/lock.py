@@ -7,6 +7,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from toolkit.records.finetuning import Contrasts, FineTuning
 from toolkit.records.io import File
 from toolkit.records.study import Analysis, Study
 
@@ -17,16 +18,17 @@ class Lock(File):
     """What was declared, with which code, on which weights and texts, and when; `hash` is what reports carry.
 
     Attributes:
+        analysis: of a controlled ablation, or of a fine-tuning study.
         declaration: `Study.declaration` of the whole study, seeds, draws and arms included.
         code: what computes the results: versions, and a hash of the sources.
-        texts: name → SHA-256 of the text.
+        texts: name → SHA-256 of the text; of a fine-tuning study, of each split of each task.
         created: UTC, ISO 8601.
     """
 
     kind: Literal["lock"] = "lock"
     study: str
     form: Literal["full", "small"]
-    analysis: Analysis
+    analysis: Analysis | Contrasts
     declaration: str
     code: dict[str, str]
     model: str
@@ -37,7 +39,7 @@ class Lock(File):
 
 def differences(
     lock: Lock,
-    study: Study,
+    study: Study | FineTuning,
     fingerprint: str,
     texts: Mapping[str, str],
     code: Mapping[str, str] | None = None,

@@ -18,9 +18,11 @@ from pathlib import Path
 
 import toolkit
 from toolkit.errors import InputError
+from toolkit.records.finetuning import FineTuning
 from toolkit.records.lock import LOCK, Lock, differences
 from toolkit.records.report import REPORT
 from toolkit.records.study import Study
+from toolkit.records.trained import RUNS
 from toolkit.registry import registry
 from toolkit.runs import design, results
 from toolkit.runs.asking import asked
@@ -51,34 +53,61 @@ def lock(
             named); or the study cannot be run.
         RunError: the folder cannot be written, or another process is writing in it.
     """
+    what = asked(study, model=model, texts=texts, out=out, small=small)
+    declared = what.study
+    return seal(
+        what.folder,
+        declared,
+        {name: read_text(source).sha256 for name, source in declared.texts.items()},
+        components(declared),
+    )
+
+
+def seal(
+    folder: Path,
+    declared: Study | FineTuning,
+    texts: Mapping[str, str],
+    named: Iterable[tuple[str, str]],
+    packages: Iterable[str] = VERSIONS,
+) -> Path:
+    """Write the lock of a study of any kind, or keep the same one that is there.
+
+    Args:
+        folder: of the results.
+        declared: the study.
+        texts: name → SHA-256 of what is scored or trained on.
+        named: kind and key of the components that the study names.
+        packages: others whose version is locked.
+
+    Raises:
+        InputError, RunError: as `lock`.
+    """
     from toolkit.weights.profiling import fingerprint_of
     from toolkit.weights.sources import resolve
 
-    what = asked(study, model=model, texts=texts, out=out, small=small)
-    declared = what.study
     made = Lock(
         study=declared.name,
         form=declared.form,
         analysis=declared.analysis,
         declaration=declared.declaration,
-        code=code(declared),
+        code=code(named, packages),
         model=resolve(declared.model).name,
         fingerprint=fingerprint_of(declared.model),
-        texts={name: read_text(source).sha256 for name, source in declared.texts.items()},
+        texts=dict(texts),
         created=datetime.datetime.now(datetime.UTC).replace(microsecond=0).isoformat(),
     )
-    path = what.folder / LOCK
-    with results.locked(what.folder):
+    path = folder / LOCK
+    with results.locked(folder):
         if path.exists():
             differing = list(differences(Lock.load(path), declared, made.fingerprint, made.texts, made.code))
             if differing:
-                results_too = " with its results" if _first_result(what.folder) else " (nothing was run under it yet)"
+                results_too = " with its results" if _first_result(folder) else " (nothing was run under it yet)"
                 raise InputError(
                     f"{path} locks something else: {'; '.join(differing)}. A lock is never replaced: use --out for "
                     f"another folder, or move this one away{results_too}"
                 )
             return path
-        found = _first_result(what.folder)
+        found = _first_result(folder)
         if found is not None:
             raise InputError(
                 f"{found} exists: a lock made after results would say nothing; use --out for another folder, or move "
@@ -89,17 +118,26 @@ def lock(
 
 def _first_result(folder: Path) -> Path | None:
     """A report, or draws of an interrupted run, sound or damaged."""
-    found = [*folder.glob(f"*/{REPORT}*"), *folder.glob(f"*/{results.PARTIAL}")]
+    found = [*folder.glob(f"*/{REPORT}*"), *folder.glob(f"*/{results.PARTIAL}"), *folder.glob(f"{RUNS}/*/*")]
     return min(found, default=None)
 
 
-def standing(folder: Path, study: Study, fingerprint: str, texts: Mapping[str, str]) -> tuple[str | None, list[str]]:
+def standing(
+    folder: Path,
+    study: Study | FineTuning,
+    fingerprint: str,
+    texts: Mapping[str, str],
+    named: Iterable[tuple[str, str]],
+    packages: Iterable[str] = VERSIONS,
+) -> tuple[str | None, list[str]]:
     """The hash that reports carry now, where a lock stands and everything is as it was locked; else what differs.
 
     Args:
         folder: of the results.
         fingerprint: of the weights.
         texts: name → SHA-256.
+        named: kind and key of the components that the study names.
+        packages: others whose version is locked.
     """
     path = folder / LOCK
     if not path.exists():
@@ -108,21 +146,29 @@ def standing(folder: Path, study: Study, fingerprint: str, texts: Mapping[str, s
         found = Lock.load(path)
     except InputError as error:
         return None, [str(error)]
-    differing = list(differences(found, study, fingerprint, texts, code(study)))
+    differing = list(differences(found, study, fingerprint, texts, code(named, packages)))
     return (None, differing) if differing else (found.hash, [])
 
 
-def code(study: Study) -> dict[str, str]:
+def components(study: Study) -> list[tuple[str, str]]:
+    """Kind and key of every component that a controlled ablation names, or that a selector of it reads."""
+    keys = [("quantizer", key) for key in [*design.quantizers(study), study.protect]]
+    return keys + [("selector", item.selector) for item in [*study.arms, *study.controls]]
+
+
+def code(named: Iterable[tuple[str, str]], packages: Iterable[str] = VERSIONS) -> dict[str, str]:
     """What computes a study's results: versions, and the hash of each package's sources that takes part.
 
     Those packages are toolkit itself and every one that provides a component which the study names. A class that
     was registered by hand, in a script or a notebook's cell, is hashed by itself.
+
+    Args:
+        named: kind and key of each component.
+        packages: others whose version is locked.
     """
-    keys = [("quantizer", key) for key in [*design.quantizers(study), study.protect]]
-    keys += [("selector", item.selector) for item in [*study.arms, *study.controls]]
-    classes = {type(registry.make(kind, key)) for kind, key in keys}
+    classes = {type(registry.make(kind, key)) for kind, key in named}
     found = {"toolkit": toolkit.__version__}
-    found |= {name: importlib.metadata.version(name) for name in VERSIONS}
+    found |= {name: importlib.metadata.version(name) for name in packages}
     parts = {f"sources of {package}": _sources(package) for package in ["toolkit", *map(_package, classes)]}
     parts |= {
         f"source of {c.__module__}.{c.__qualname__}": _source(c) for c in classes if _sources(_package(c)) is None

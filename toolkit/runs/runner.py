@@ -96,7 +96,9 @@ class _Runner:
         if len(todo) < len(runs):
             _say(f"{len(runs) - len(todo)} of {len(runs)} runs are on disk already")
         hashes = {name: w.record.sha256 for name, w in self.windows.items()}
-        self.lock, differing = locking.standing(self.folder, self.study, self.profile.fingerprint, hashes)
+        self.lock, differing = locking.standing(
+            self.folder, self.study, self.profile.fingerprint, hashes, locking.components(self.study)
+        )
         for label in design.labels(self.study, todo):
             _say(f"note: {label}")
         if todo:

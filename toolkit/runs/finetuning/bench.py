@@ -118,6 +118,7 @@ class Bench:
             setup.home, self.device, self.dtype, ignore=[setup.folder], fallbacks=setup.profile.fallbacks
         )
         self._dense: dict[str, nn.Module] = {}
+        self._frozen = False
         self._encoded: dict[tuple[str, int], tuple[list[Encoded], int]] = {}
 
     def do(self, planned: Planned, *, alone: bool = True) -> Trained | None:
@@ -282,11 +283,25 @@ class Bench:
         attempt.ended(DIED, reason, None)
         return self._written(attempt)
 
+    def __enter__(self) -> Bench:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._frozen:
+            gc.unfreeze()
+
     def _free(self) -> None:
-        """Give back what the run held: the next one's memory is its own."""
+        """Give back what the run held: the next one's memory is its own.
+
+        A full collection looks at all that the libraries hold, most of a second, several times a run; what is there
+        after the first run stays, and is passed over from then on.
+        """
         import torch
 
         gc.collect()
+        if self._dense and not self._frozen:
+            gc.freeze()
+            self._frozen = True
         if self.device.type == "cuda":
             with contextlib.suppress(RuntimeError):
                 torch.cuda.empty_cache()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 from toolkit.errors import InputError
@@ -29,6 +30,17 @@ class Rows:
     test: Split
     tune: Split | None = None
     shared: int = 0
+
+    @property
+    def splits(self) -> dict[str, Split]:
+        """Those that there are, by name."""
+        found = {"train": self.train, "test": self.test, "tune": self.tune}
+        return {name: split for name, split in found.items() if split is not None}
+
+
+def hashes(rows: Mapping[str, Rows]) -> dict[str, str]:
+    """SHA-256 of every split of every task, as a lock names them."""
+    return {f"{task} {name}": split.sha256 for task, of in rows.items() for name, split in of.splits.items()}
 
 
 def read_rows(study: FineTuning, name: str) -> Rows:

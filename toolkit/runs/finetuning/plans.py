@@ -165,6 +165,16 @@ def selectors(study: FineTuning) -> list[str]:
     return list(dict.fromkeys(choice.selector for arm in study.arms for _, choice in choices(arm)))
 
 
+def components(study: FineTuning) -> list[tuple[str, str]]:
+    """Kind and key of every component that the study names, or that a selector of it reads."""
+    found = [("quantizer", key) for arm in study.arms for key in (arm.base, arm.protect_as)]
+    found += [("quantizer", key) for key in quantizers(study)]
+    found += [("scaler", arm.scaler) for arm in study.arms]
+    found += [("selector", key) for key in selectors(study)]
+    found += [("task", key) for use in study.tasks.values() for key in (use.task, use.train) if key is not None]
+    return list(dict.fromkeys(found))
+
+
 def quantizers(study: FineTuning) -> list[str]:
     """Keys of the quantizers that the profile must measure: those that a selector reads, and every quantized base."""
     made: list[Quantizer] = [registry.make("quantizer", arm.base) for arm in study.arms]

@@ -24,11 +24,12 @@ from toolkit.records.finetuning import FineTuning
 from toolkit.records.io import digest
 from toolkit.records.profile import Profile
 from toolkit.records.trained import RUNS, Trained
+from toolkit.registry import registry
 from toolkit.runs import locking, results
-from toolkit.runs.finetuning import design, kept, plans, tuning
+from toolkit.runs.finetuning import design, kept, plans, sealing, tuning
 from toolkit.runs.finetuning.asking import asked
 from toolkit.runs.finetuning.bench import AGAIN, Bench, Planned, Setup, Stopped, say
-from toolkit.runs.finetuning.data import Rows, read_rows
+from toolkit.runs.finetuning.data import hashes, read_rows
 from toolkit.runs.finetuning.pool import Pool
 from toolkit.runs.models import choose_device, compute_dtype
 from toolkit.runs.progress import Progress, spell
@@ -177,8 +178,14 @@ class _Runner:
         if self.together.first:
             results.same_settings(self.folder, self.settings | {"tasks": self._tasks()})
         planned = [self._planned(one) for one in runs]
-        hashes = {f"{n} ({split})": s.sha256 for n, r in self.rows.items() for split, s in _splits(r).items()}
-        self.lock, differing = locking.standing(self.folder, self.study, self.profile.fingerprint, hashes)
+        self.lock, differing = locking.standing(
+            self.folder,
+            self.study,
+            self.profile.fingerprint,
+            hashes(self.rows),
+            plans.components(self.study),
+            sealing.PACKAGES,
+        )
         self._only_these(runs)
         with self.together.first_first():
             todo = self._missing(planned)
@@ -242,7 +249,7 @@ class _Runner:
         return {
             "task": rows.task.key,
             "levers": {key: value for key, value in levers.items() if key not in free},
-            **{key: {"sha256": split.sha256, "rows": len(split.examples)} for key, split in _splits(rows).items()},
+            **{key: {"sha256": split.sha256, "rows": len(split.examples)} for key, split in rows.splits.items()},
         }
 
     def _planned(self, run: design.Run) -> Planned:
@@ -302,7 +309,10 @@ class _Runner:
             with Progress(len(todo), shown=self.progress) as bar, Pool(setup, self.devices, self.workers) as pool:
                 pool.do(todo, bar)
             return
-        bench = Bench(setup, progress=self.progress, writes=self.together.first)
+        with Bench(setup, progress=self.progress, writes=self.together.first) as bench:
+            self._one_by_one(bench, todo)
+
+    def _one_by_one(self, bench: Bench, todo: Sequence[Planned]) -> None:
         started = time.monotonic()
         for number, one in enumerate(todo):
             if self.progress:
@@ -342,24 +352,13 @@ class _Runner:
         )
 
 
-def _splits(rows: Rows) -> dict[str, Any]:
-    found = {"train": rows.train, "test": rows.test, "tune": rows.tune}
-    return {key: split for key, split in found.items() if split is not None}
-
-
 def _portable(study: FineTuning) -> None:
     """Refuse, for several processes, components that only this one knows.
 
     Raises:
         InputError: a component that was registered in a script or a notebook's cell.
     """
-    from toolkit.registry import registry
-
-    named = [("quantizer", arm.base) for arm in study.arms] + [("quantizer", arm.protect_as) for arm in study.arms]
-    named += [("scaler", arm.scaler) for arm in study.arms]
-    named += [("selector", key) for key in plans.selectors(study)]
-    named += [("task", key) for use in study.tasks.values() for key in (use.task, use.train) if key is not None]
-    for kind, key in named:
+    for kind, key in plans.components(study):
         if type(registry.make(kind, key)).__module__ == "__main__":
             raise InputError(
                 f"{kind} {key!r} was registered in this script or notebook, which worker processes do not see: put it "

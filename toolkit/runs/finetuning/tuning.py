@@ -7,10 +7,11 @@ from collections.abc import Iterable
 from toolkit.records.finetuning import FineTuning
 from toolkit.records.trained import Trained
 
+Key = tuple[str, str]
+"""Task and arm."""
 
-def choose(
-    study: FineTuning, trials: Iterable[Trained]
-) -> tuple[dict[tuple[str, str], float], dict[tuple[str, str], str]]:
+
+def choose(study: FineTuning, trials: Iterable[Trained]) -> tuple[dict[Key, float], dict[Key, str]]:
     """(task, arm) → the value of its best trial, and what is doubtful of it.
 
     Best is the lowest loss of the held-out rows, or the highest score where the study's outcome is the score; of

@@ -1,0 +1,96 @@
+"""`run` and `lock` for a study of any kind: its file says which runner it is for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from toolkit.errors import InputError
+from toolkit.records.declared import kind_of
+from toolkit.records.finetuning import FineTuning
+from toolkit.records.study import Study
+
+if TYPE_CHECKING:
+    from toolkit.runs.training import Pacing
+
+
+def run(
+    study: str | os.PathLike[str] | Study | FineTuning,
+    *,
+    model: str | os.PathLike[str] | None = None,
+    texts: Mapping[str, str] | Iterable[str] | None = None,
+    data: Mapping[str, str | os.PathLike[str]] | Iterable[str] | None = None,
+    out: str | os.PathLike[str] | None = None,
+    small: bool = False,
+    device: str | None = None,
+    dtype: str | None = None,
+    workers: int | None = None,
+    report_to: Sequence[str] | None = None,
+    pacing: Pacing | None = None,
+    progress: bool = True,
+) -> Path:
+    """Run a study, or what is missing of it; the folder of its results.
+
+    A controlled ablation (`toolkit.runs.runner`) takes `texts`; a fine-tuning study (`toolkit.runs.finetuning`)
+    takes `data`, `workers`, `report_to` and `pacing`. The other arguments are the same for both.
+
+    Raises:
+        InputError: the study cannot be run, or an option is not for its kind.
+        RunError: what was finished is kept.
+    """
+    common: dict[str, Any] = {
+        "model": model, "out": out, "small": small, "device": device, "dtype": dtype, "progress": progress
+    }  # fmt: skip
+    trains = {"data": data, "workers": workers, "report_to": report_to, "pacing": pacing}
+    if _trains(study):
+        from toolkit.runs import finetuning
+
+        _refuse("fine-tuning", {"texts": texts})
+        return finetuning.run(study, **common, **{k: v for k, v in trains.items() if v is not None})  # type: ignore[arg-type]
+    from toolkit.runs import runner
+
+    _refuse("ranking-control", trains)
+    return runner.run(study, texts=texts, **common)  # type: ignore[arg-type]
+
+
+def lock(
+    study: str | os.PathLike[str] | Study | FineTuning,
+    *,
+    model: str | os.PathLike[str] | None = None,
+    texts: Mapping[str, str] | Iterable[str] | None = None,
+    data: Mapping[str, str | os.PathLike[str]] | Iterable[str] | None = None,
+    out: str | os.PathLike[str] | None = None,
+    small: bool = False,
+) -> Path:
+    """Seal a study's analysis before its first run: `lock.json` in the folder of its results, and its path.
+
+    Raises:
+        InputError, RunError: as `toolkit.runs.locking.lock`.
+    """
+    if _trains(study):
+        from toolkit.runs.finetuning import sealing
+
+        _refuse("fine-tuning", {"texts": texts})
+        return sealing.lock(study, model=model, data=data, out=out, small=small)  # type: ignore[arg-type]
+    from toolkit.runs import locking
+
+    _refuse("ranking-control", {"data": data})
+    return locking.lock(study, model=model, texts=texts, out=out, small=small)  # type: ignore[arg-type]
+
+
+def _trains(study: Any) -> bool:
+    if isinstance(study, Study | FineTuning):
+        return isinstance(study, FineTuning)
+    return kind_of(study) == "fine-tuning"
+
+
+def _refuse(kind: str, given: Mapping[str, Any]) -> None:
+    """Options that would do nothing."""
+    names = {"texts": "--text", "data": "--task-data", "report_to": "--report-to"}
+    found = [name for name, value in given.items() if value is not None]
+    if found:
+        raise InputError(
+            f"{found[0]} ({names.get(found[0], '--' + found[0])}) is not for a study of kind {kind!r}: leave it out"
+        )
