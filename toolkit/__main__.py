@@ -1,4 +1,4 @@
-"""`python -m toolkit`: the shell, also where its script is not installed or a launcher asks for a module."""
+"""`python -m toolkit`: the shell, for `torchrun --nproc-per-node 2 -m toolkit run STUDY`."""
 
 import sys
 

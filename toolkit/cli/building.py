@@ -1,4 +1,4 @@
-"""Verbs that build: profile, selections, plan, results, lock, and the list of components."""
+"""Verbs that build: profile, selections, plan, and the list of components."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from toolkit.cli.output import Output, Study, app, check, emit, show
+from toolkit.cli.output import Output, app, check, emit, show
 from toolkit.errors import InputError, closest
 
 
@@ -135,53 +135,6 @@ def _pairs(items: list[str]) -> dict[str, str]:
             raise InputError(f"option {key!r} is set twice; give it once")
         options[key.replace("-", "_")] = value
     return options
-
-
-@app.command()
-def run(
-    study: Study,
-    model: Annotated[str | None, typer.Option(help="Model instead of the study's: an id or a local directory.")] = None,
-    text: Annotated[
-        list[str] | None,
-        typer.Option(help="Text instead of the study's: [NAME=]python-topics, wikitext2 or a file; repeatable."),
-    ] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for the results (default: the study's own).")] = None,
-    small: Annotated[bool, typer.Option("--small", help="The study's small form.")] = False,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda (default: cuda where there is one).")] = None,
-    dtype: Annotated[
-        str | None, typer.Option(help="float32, bfloat16 or float16 (default: bfloat16 where the device has it).")
-    ] = None,
-) -> None:
-    """Run a study; runs already on disk are skipped, an interrupted one goes on where it stopped.
-
-    Example: toolkit run studies/ranking-control --small --out demo
-    """
-    from toolkit.runs.runner import run as start
-
-    results = start(study, model=model, texts=text, out=out, small=small, device=device, dtype=dtype)
-    print(f"results in {results}", file=sys.stderr)
-
-
-@app.command()
-def lock(
-    study: Study,
-    out: Annotated[Path | None, typer.Option(help="Folder of the results (default: the study's own).")] = None,
-    small: Annotated[bool, typer.Option("--small", help="The study's small form.")] = False,
-    model: Annotated[str | None, typer.Option(help="Model instead of the study's, as `run` will be given it.")] = None,
-    text: Annotated[
-        list[str] | None, typer.Option(help="Text instead of the study's, as `run` will be given it; repeatable.")
-    ] = None,
-) -> None:
-    """Seal a study's analysis before its first run; prints the hash that every report will carry.
-
-    Example: toolkit lock studies/ranking-control --small --out demo
-    """
-    from toolkit.records.lock import Lock
-    from toolkit.runs.locking import lock as seal
-
-    path = seal(study, out=out, small=small, model=model, texts=text)
-    print(Lock.load(path).hash)
-    print(f"locked in {path}", file=sys.stderr)
 
 
 @app.command("list")
