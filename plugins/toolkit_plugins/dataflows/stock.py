@@ -229,7 +229,7 @@ def _start(layer: nn.Module, name: str, adapter: Adapter, seed: int) -> None:
     b.weight = nn.Parameter(torch.zeros(layer.out_features, adapter.rank, device=device))
     if adapter.dora:
         weight = dequantize_module_weight(layer.get_base_layer()).detach().float()
-        if weight.shape != (layer.out_features, layer.in_features) or _is_transposed(layer.get_base_layer()):
+        if _is_transposed(layer.get_base_layer()):
             weight = weight.mT
         # as PEFT computes it in forward, so that m/‖Ŵ‖ is one to the last bit
         layer.lora_magnitude_vector[ADAPTER].weight = nn.Parameter(torch.linalg.norm(weight, dim=1))
