@@ -50,7 +50,7 @@ def study(*, tasks: tuple[str, ...] = ("sums",), arms: list[dict[str, Any]] | No
 
 
 def noisy(effects: dict[str, float] | None = None, *, seed_sd: float = 0.02, row_sd: float = 0.3) -> Values:
-    """Losses with a row's difficulty, an arm's effect, a run's luck and noise; scores are right where the loss is low."""
+    """Losses with a row's difficulty, an arm's effect, a run's luck and noise, right where it is low."""
 
     def values(task: str, arm: str, seed: int, rows: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         difficulty = np.random.default_rng(len(task)).normal(1.0, row_sd, rows)
@@ -75,6 +75,14 @@ class Builder:
 
         for key in declared_runs(self.study):
             self.run(key.task, key.arm, key.seeds, role=key.role, draw=key.draw, value=key.value)
+        return self
+
+    def write_own(self, value: float) -> Builder:
+        """Every arm's runs at one value of the tuned lever, as if all trials had chosen it."""
+        for task in self.study.tasks:
+            for arm in self.study.arms:
+                for seeds in self.study.runs_of_an_arm:
+                    self.run(task, arm.name, seeds, value=value, own=True)
         return self
 
     def name(self, task: str, arm: str, seeds: Seeds, role: str, draw: int | None, value: float | None, own: bool):

@@ -19,7 +19,7 @@ def table(
     paired: Annotated[bool, typer.Option("--paired", help="Each arm's paired difference to the base, ± s.e.")] = False,
     output: Output = None,
 ) -> None:
-    """Print a study's table from its reports alone.
+    """Print a study's table from its reports alone, whether of selections or of fine-tuning and timing.
 
     Example: toolkit table studies/ranking-control --format md
     """
@@ -34,10 +34,13 @@ def figure(
     study: Study,
     output: Annotated[Path, typer.Option("-o", "--output", help="Picture to write: .png, .pdf or .svg.")],
     kind: Annotated[
-        str, typer.Option("--kind", help="strips (draws and arms) or effects (what each layer alone is worth).")
+        str, typer.Option("--kind", help="strips; effects (of selections); frontier or tuning (of fine-tuning).")
     ] = "strips",
 ) -> None:
-    """Draw a study: its draws as strips with the judged selections marked, or single-layer effects against error.
+    """Draw a study.
+
+    Of selections: their draws as strips, or single-layer effects against error. Of fine-tuning: every run as strips,
+    accuracy against throughput with peak memory, or the trials of the tuned lever.
 
     Example: toolkit figure studies/ranking-control --kind effects -o effects.png
     """

@@ -6,6 +6,8 @@ import csv
 import io
 from typing import Any
 
+from toolkit.analysis.printing.trained import KIND, csv_lines
+
 COLUMNS = (
     *("study", "form", "confirmatory", "model", "fingerprint", "text", "text_sha256"),
     *("role", "budget", "arm", "selector", "run"),
@@ -22,9 +24,11 @@ COLUMNS = (
 def render(data: dict[str, Any]) -> str:
     """RFC 4180 quoting, a heading line, `\\n` line ends; a cell that does not apply is empty."""
     out = io.StringIO()
-    writer = csv.DictWriter(out, COLUMNS, restval="", lineterminator="\n")
+    trained = data["kind"] == KIND
+    columns = csv_lines.COLUMNS if trained else COLUMNS
+    writer = csv.DictWriter(out, columns, restval="", lineterminator="\n")
     writer.writeheader()
-    for line in _lines(data):
+    for line in csv_lines.lines(data) if trained else _lines(data):
         writer.writerow({k: _cell(v) for k, v in line.items()})
     return out.getvalue().rstrip("\n")
 

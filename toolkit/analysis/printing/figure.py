@@ -16,7 +16,9 @@ from toolkit.analysis.printing import drawing, grid, layout
 from toolkit.analysis.printing.drawing import COLOURS, DRAW, FAINT, INK, LINE, MARKERS
 from toolkit.analysis.printing.effects_figure import effects_figure
 from toolkit.analysis.printing.summary import summary
+from toolkit.analysis.printing.trained.figure import figure as trained_figure
 from toolkit.analysis.reading import reports
+from toolkit.analysis.reading.kinds import is_trained
 from toolkit.errors import InputError, closest
 
 if TYPE_CHECKING:
@@ -35,6 +37,9 @@ Draws = Mapping[tuple[str | None, str, str], Mapping[str, np.ndarray]]
 def figure(study: str | os.PathLike[str], out: str | os.PathLike[str], *, kind: str = "strips") -> Path:
     """Draw a study: `strips` (draws and arms) or `effects` (what each layer alone is worth).
 
+    A fine-tuning study: `strips` (every run of every arm), `frontier` (accuracy against throughput, peak memory as
+    label) or `tuning` (loss of the trials against the tuned lever).
+
     Strips: one panel a budget (and one row of panels a text), one strip an arm and control, grouped by arm. A
     strip holds the outcome of each of the control's draws (moved up and down only so that they can be told apart),
     their median as a bar, and the arm that they are matched to as a coloured marker; draws that do not hold the
@@ -46,9 +51,12 @@ def figure(study: str | os.PathLike[str], out: str | os.PathLike[str], *, kind: 
         out: the picture to write; its ending tells the format, png, pdf or svg.
 
     Raises:
-        InputError: another ending or kind, or no arm with draws; and as `toolkit.analysis.reading.reports.read` and
-            `toolkit.analysis.printing.effects_figure.effects_figure`.
+        InputError: another ending or kind, or no arm with draws; and as `toolkit.analysis.reading.reports.read`,
+            `toolkit.analysis.printing.effects_figure.effects_figure` and
+            `toolkit.analysis.printing.trained.figure.figure`.
     """
+    if is_trained(study):
+        return trained_figure(study, out, kind=kind)
     kinds = ("strips", "effects")
     if kind not in kinds:
         raise InputError(f"no kind of figure is called {kind!r}; {closest(kind, kinds)}")

@@ -6,10 +6,15 @@ from typing import Any
 
 from toolkit.analysis.printing import verdict_grids
 from toolkit.analysis.printing.grid import NOTHING, Grid, count, percent, probability, signed
+from toolkit.analysis.printing.trained import KIND
+from toolkit.analysis.printing.trained import grids as trained_grids
+from toolkit.analysis.printing.trained import layout as trained_layout
 
 
 def grids(data: dict[str, Any]) -> list[Grid]:
     """Every table: each text's scores and comparisons, the claims and what bears on them, how alike selections are."""
+    if data["kind"] == KIND:
+        return trained_grids.grids(data)
     found = []
     for text in data["texts"]:
         if data["kind"] == "table":
@@ -22,6 +27,8 @@ def grids(data: dict[str, Any]) -> list[Grid]:
 
 def sentences(data: dict[str, Any]) -> list[str]:
     """What was found, one sentence a claim; then one a claim on which the laws differ."""
+    if data["kind"] == KIND:
+        return list(data["sentences"])
     verdicts = data["verdicts"]
     if verdicts is None:
         return []
@@ -30,6 +37,8 @@ def sentences(data: dict[str, Any]) -> list[str]:
 
 def caption(data: dict[str, Any]) -> list[str]:
     """Whether the results are confirmatory, then what was judged, on which weights and texts: one sentence a line."""
+    if data["kind"] == KIND:
+        return trained_layout.caption(data)
     lines = [status(data), *(_of_study(data) if data["kind"] == "table" else _of_scores(data))]
     lines += data["notes"]
     if data.get("missing"):

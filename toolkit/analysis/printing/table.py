@@ -6,6 +6,9 @@ import os
 
 from toolkit.analysis.printing.formats import known, rendered
 from toolkit.analysis.printing.summary import summary
+from toolkit.analysis.printing.trained import summary as trained
+from toolkit.analysis.reading.kinds import is_trained
+from toolkit.errors import InputError
 
 
 def table(study: str | os.PathLike[str], format: str = "md", *, paired: bool = False) -> str:
@@ -18,14 +21,27 @@ def table(study: str | os.PathLike[str], format: str = "md", *, paired: bool = F
     every law, headroom, what chance means under each law, the numerical floor, the replica of the paper's own
     tests, and everything that is claimed in sentences. Runs that are missing are named and the rest is printed.
 
+    A fine-tuning study's table holds instead: each task's arms with loss, score, memory and health; averages with and
+    without flagged sets; the declared contrasts with their interval, p, attainable p, detectable difference, seeds
+    asked for and equivalence; flips; the A/A arm; the tuned lever, shared and own; and the timing sessions with their
+    floors (`toolkit.analysis.printing.trained.summary`).
+
     Args:
         study: a study's folder, its `study.yaml`, its results folder, or the `--out` folder of a run.
         format: `md`, `json` (plain data with a schema version), `csv` (full precision) or `latex`.
         paired: add each arm's paired difference to the references with its standard error over windows, read
-            from the rows files.
+            from the rows files. Only for a study of selections.
 
     Raises:
-        InputError: an unknown format; and as `toolkit.analysis.reading.reports.read`.
+        InputError: an unknown format, or `paired` for a fine-tuning study, whose `analysis.paired` declares it; and as
+            `toolkit.analysis.reading.reports.read` and `toolkit.analysis.printing.trained.summary.summary`.
     """
     known(format)
+    if is_trained(study):
+        if paired:
+            raise InputError(
+                "a fine-tuning study declares in `analysis.paired` whether runs are paired by seed; --paired is for a "
+                "study of selections"
+            )
+        return rendered(trained.summary(study), format)
     return rendered(summary(study, paired=paired), format)

@@ -6,10 +6,11 @@ import os
 from pathlib import Path
 from typing import Any
 
+from toolkit.records.declared import KINDS
 from toolkit.records.io import read_json, read_yaml
 from toolkit.records.study import STUDY_COPY
 
-TRAINED = "fine-tuning"
+_, TRAINED = KINDS
 
 
 def places(study: str | os.PathLike[str]) -> list[Path]:
@@ -18,7 +19,7 @@ def places(study: str | os.PathLike[str]) -> list[Path]:
     folder = path.parent if path.is_file() else path
     found = [folder / "results" / STUDY_COPY, folder / STUDY_COPY]
     found += [path] if path.is_file() else []
-    return found + [folder / "study.yaml", folder.parent / "study.yaml"]
+    return [*found, folder / "study.yaml", folder.parent / "study.yaml"]
 
 
 def is_trained(study: str | os.PathLike[str]) -> bool:

@@ -24,7 +24,7 @@ class Outcomes:
 
     Attributes:
         groups, numbers: set and number of each row.
-        nll: of the gold target, nats, float64 (rows,); tokens: its target tokens.
+        nll: of the gold target, nats, NaN where it was not measured, float64 (rows,); tokens: its target tokens.
         score: in [0, 1], NaN where the row has none, float64 (rows,).
     """
 
@@ -53,12 +53,12 @@ class Scored:
     """The outcomes of some runs on the rows that they share.
 
     Attributes:
-        loss: of each row, nats a target token, float64 (runs, rows); score: (runs, rows), or None.
+        loss: of each row, nats a target token, float64 (runs, rows); score: (runs, rows); None where a row has none.
         tokens: target tokens of each row, (rows,): Σ loss·tokens/Σ tokens is a run's loss.
     """
 
     runs: tuple[TrainedRun, ...]
-    loss: np.ndarray
+    loss: np.ndarray | None
     score: np.ndarray | None
     tokens: np.ndarray
 
@@ -78,12 +78,13 @@ def read_outcomes(run: TrainedRun) -> Outcomes:
     for name in ROW:
         if name not in columns:
             raise InputError(f"{path} has no column {name!r}; {closest(name, columns)}")
-    nll = _numbers(path, "nll", columns["nll"])
+    nll = _numbers(path, "nll", columns["nll"], missing=True)
     tokens = _numbers(path, "tokens", columns["tokens"])
-    score = _numbers(path, "score", [math.nan if value is None else value for value in columns["score"]], missing=True)
-    if (tokens <= 0).any():
-        number = int(np.argmin(tokens)) + 1
-        raise InputError(f"{path}:{number}: tokens is {tokens.min():g}; a scored row has at least one target token")
+    score = _numbers(path, "score", columns["score"], missing=True)
+    none = np.flatnonzero((tokens <= 0) & ~np.isnan(nll))
+    if len(none):
+        number = int(none[0])
+        raise InputError(f"{path}:{number + 1}: tokens is {tokens[number]:g}; a loss is of at least one target token")
     found = Outcomes(tuple(columns["group"]), tuple(columns["row"]), nll, tokens, score)
     keys = list(zip(found.groups, found.numbers, strict=True))
     if len(set(keys)) < len(keys):
@@ -94,10 +95,13 @@ def read_outcomes(run: TrainedRun) -> Outcomes:
 
 
 def _numbers(path: Path, name: str, values: list[Any], *, missing: bool = False) -> np.ndarray:
+    """Finite numbers as an array; with `missing`, null becomes NaN."""
     for number, value in enumerate(values, 1):
-        if type(value) not in (int, float) or not (math.isfinite(value) or (missing and value != value)):
+        if missing and value is None:
+            continue
+        if type(value) not in (int, float) or not math.isfinite(value):
             raise InputError(f"{path}:{number}: {name} is {value!r:.40}, and a finite number is asked for")
-    return np.asarray(values, dtype=np.float64)
+    return np.array([math.nan if value is None else value for value in values], dtype=np.float64)
 
 
 def _expect(run: TrainedRun, found: Outcomes) -> None:
@@ -109,7 +113,10 @@ def _expect(run: TrainedRun, found: Outcomes) -> None:
             raise InputError(f"{run.path}: {where}: {scores.rows} rows are stated, and the file holds {len(mine.nll)}")
         if not scores.rows:
             raise InputError(f"{run.path}: {where}: no row was scored")
-        pairs = [("loss", scores.loss, float(mine.nll.sum() / mine.tokens.sum()))]
+        pairs = []
+        if not np.isnan(mine.nll).all() or math.isfinite(scores.loss):
+            known = ~np.isnan(mine.nll)
+            pairs.append(("loss", scores.loss, float(mine.nll[known].sum() / max(mine.tokens.sum(), 1))))
         if scores.score is not None and not np.isnan(mine.score).any():
             pairs.append((scores.metric, scores.score, float(mine.score.mean())))
         for name, stated, rows in pairs:
@@ -121,11 +128,11 @@ def _expect(run: TrainedRun, found: Outcomes) -> None:
 
 
 class Reader:
-    """The rows of runs, each file read once; runs of one task must have scored the same rows."""
+    """The rows of runs, each file read once; runs of one task must have scored the same rows, and so must trials."""
 
     def __init__(self) -> None:
         self._outcomes: dict[Path, Outcomes] = {}
-        self._first: dict[str, TrainedRun] = {}
+        self._first: dict[tuple[str, bool], TrainedRun] = {}
 
     def outcomes(self, run: TrainedRun) -> Outcomes:
         """The rows of one run, which are those of the other runs of its task.
@@ -136,7 +143,7 @@ class Reader:
         """
         if run.path not in self._outcomes:
             found = read_outcomes(run)
-            first = self._first.setdefault(run.task, run)
+            first = self._first.setdefault((run.task, run.role == "tune"), run)
             if first is not run:
                 _alike(first, self._outcomes[first.path], run, found)
             self._outcomes[run.path] = found
@@ -146,10 +153,10 @@ class Reader:
         """The outcomes of some runs of one task, one line a run."""
         of = [self.outcomes(run).of(group) for run in runs]
         tokens = of[0].tokens
-        scores = np.stack([o.score for o in of])
+        scores, nll = np.stack([o.score for o in of]), np.stack([o.nll for o in of])
         return Scored(
             runs=tuple(runs),
-            loss=np.stack([o.nll for o in of]) / tokens,
+            loss=None if np.isnan(nll).any() else nll / tokens,
             score=None if np.isnan(scores).any() else scores,
             tokens=tokens,
         )

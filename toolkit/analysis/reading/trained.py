@@ -12,13 +12,11 @@ from toolkit.analysis.reading.reports import same
 from toolkit.analysis.reading.trained_file import TrainedRun, read_trained
 from toolkit.errors import InputError
 from toolkit.records.finetuning import Composition, FineTuning
-from toolkit.records.io import parse, read_yaml
 from toolkit.records.levers import Seeds
 from toolkit.records.report import REPORT
 from toolkit.records.study import STUDY_COPY
+from toolkit.records.trained import RUNS
 
-RUNS = "runs"
-"""Folder of the runs, one folder each, in a study's results."""
 TIMING = "timing"
 """Folder of the timing sessions, one file each."""
 
@@ -35,7 +33,9 @@ class Key(NamedTuple):
     own: bool = False
 
     def __str__(self) -> str:
-        words = {"arm": "", "repeat": "repeat of ", "tune": "trial of "}[self.role] + f"{self.arm} on {self.task}"
+        words = {"arm": "", "repeat": "repeat of ", "tune": "trial of ", "untrained": "untrained "}[
+            self.role
+        ] + f"{self.arm} on {self.task}"
         more = [str(self.seeds)]
         more += [f"draw {self.draw}"] if self.draw is not None else []
         more += [f"value {self.value:g}"] if self.role == "tune" and self.value is not None else []
@@ -49,6 +49,7 @@ class TrainedResults:
 
     Attributes:
         runs: by their key; those that the study declares, in its order.
+        untrained: task → the baseline scored before any training.
         others: reports of runs that the study does not declare.
         missing: declared runs that left no report.
     """
@@ -56,6 +57,7 @@ class TrainedResults:
     folder: Path
     study: FineTuning
     runs: dict[Key, TrainedRun]
+    untrained: dict[str, TrainedRun]
     others: tuple[TrainedRun, ...]
     missing: tuple[Key, ...]
 
@@ -98,14 +100,22 @@ def first_seeds(study: FineTuning) -> Seeds:
     return study.runs_of_an_arm[0]
 
 
-def draws_of(arm: Composition) -> int | None:
-    """The draws of a declared grid; None where there is none."""
-    counts = [choice.draws for choice in (arm.protect, arm.adapt) if choice is not None and choice.draws is not None]
-    return max(counts) if counts else None
+def draws_of(study: FineTuning, arm: str) -> int | None:
+    """The draws of an arm's declared grid, its own or that of the arm it is matched to; None where there is none."""
+    composed = study.arm(arm)
+    for use in ("protect", "adapt"):
+        choice = getattr(composed, use)
+        if choice is None:
+            continue
+        liked = getattr(study.arm(choice.like), use) if choice.like is not None else None
+        found = choice.draws or (liked.draws if liked is not None else None)
+        if found is not None:
+            return int(found)
+    return None
 
 
 def once(arm: Composition) -> bool:
-    """Whether one random draw serves all seeds of an arm, so that its results hold for that draw only."""
+    """Whether one random draw serves all seeds of a matched arm, so that its results hold for that draw only."""
     return any(c is not None and c.like is not None and c.draw == "once" for c in (arm.protect, arm.adapt))
 
 
@@ -114,20 +124,34 @@ def declared_runs(study: FineTuning) -> list[Key]:
     found = []
     for task in study.tasks:
         for arm in study.arms:
-            draws = draws_of(arm)
+            draws = draws_of(study, arm.name)
             for draw in [None] if draws is None else range(draws):
                 found += [Key("arm", task, arm.name, seeds, draw) for seeds in study.runs_of_an_arm]
         if study.repeats is not None:
             first = first_seeds(study)
-            grid = draws_of(study.arm(study.repeats.arm)) is not None
             found += [
-                Key("repeat", task, study.repeats.arm, first.model_copy(update={"repeat": n}), 0 if grid else None)
-                for n in range(first.repeat + 1, first.repeat + study.repeats.count)
+                Key(
+                    "repeat",
+                    task,
+                    study.repeats.arm,
+                    first.model_copy(update={"repeat": n}),
+                    _first_draw(study, study.repeats.arm),
+                )
+                for n in range(1, study.repeats.count)
             ]
         if study.tune is not None:
             seeds = Seeds.all(study.tune.seed)
-            found += [Key("tune", task, a.name, seeds, None, v) for a in study.arms for v in study.tune.values]
+            found += [
+                Key("tune", task, arm.name, seeds, _first_draw(study, arm.name), value)
+                for arm in study.arms
+                for value in study.tune.values
+            ]
     return found
+
+
+def _first_draw(study: FineTuning, arm: str) -> int | None:
+    """The draw of a single run of an arm that has a grid."""
+    return None if draws_of(study, arm) is None else 0
 
 
 def locate(study: str | os.PathLike[str]) -> Path:
@@ -159,8 +183,7 @@ def declared(folder: Path, given: str | os.PathLike[str]) -> FineTuning:
         return FineTuning.load(copy)
     for file in [*places(given), *places(folder)]:
         if file.is_file() and file.suffix in (".yaml", ".yml"):
-            data, lines = read_yaml(file)
-            return parse(FineTuning, data, str(file), lines)
+            return FineTuning.read(file)
     raise InputError(
         f"{folder} holds reports, and neither {STUDY_COPY} nor a study.yaml stands beside them: the arms, the seeds "
         "and the analysis are declared there"
@@ -184,21 +207,38 @@ def read(study: str | os.PathLike[str]) -> TrainedResults:
     _agree(found, declaration, folder)
     runs: dict[Key, TrainedRun] = {}
     for run in found:
-        value = run.value if run.role == "tune" or run.own else None
-        key = Key(run.role, run.task, run.arm, run.seeds, run.draw, value if run.role == "tune" else None, run.own)
+        value = run.value if run.role == "tune" else None
+        key = Key(run.role, run.task, run.arm, run.seeds, run.draw, value, run.own)
         if key in runs:
             raise InputError(f"{runs[key].path} and {run.path} both tell of {key}; keep one of them")
         runs[key] = run
     asked = declared_runs(declaration)
     if declaration.tune is not None:
-        asked += [key._replace(own=True) for key in asked if key.role == "arm" and key._replace(own=True) in runs]
+        asked += _own(declaration, runs, asked)
+    known = set(asked)
     return TrainedResults(
         folder=folder,
         study=declaration,
         runs={key: runs[key] for key in asked if key in runs},
-        others=tuple(run for key, run in runs.items() if key not in set(asked)),
+        untrained={key.task: run for key, run in runs.items() if key.role == "untrained" and run.finished},
+        others=tuple(run for key, run in runs.items() if key.role != "untrained" and key not in known),
         missing=tuple(key for key in asked if key not in runs),
     )
+
+
+def _own(study: FineTuning, runs: dict[Key, TrainedRun], asked: list[Key]) -> list[Key]:
+    """The runs at each arm's own value: those that are there, and all of an arm whose trials are done."""
+    assert study.tune is not None
+    trials = [key for key in runs if key.role == "tune"]
+    done = {
+        (task, arm.name)
+        for task in study.tasks
+        for arm in study.arms
+        if sum((key.task, key.arm) == (task, arm.name) for key in trials) >= len(study.tune.values)
+        and any(runs[key].finished for key in trials if (key.task, key.arm) == (task, arm.name))
+    }
+    found = [key._replace(own=True) for key in asked if key.role == "arm"]
+    return [key for key in found if key in runs or (key.task, key.arm) in done]
 
 
 def _agree(runs: list[TrainedRun], study: FineTuning, folder: Path) -> None:

@@ -158,7 +158,7 @@ def _wrong(report: Trained) -> str | None:
         return f"a finished run has scores of all rows together (group ''); found {found}"
     for group, scores in report.scores.items():
         where = f"scores of group {group!r}" if group else "scores"
-        if not math.isfinite(scores.loss):
+        if math.isinf(scores.loss):  # NaN: no loss was measured, to which the rows are held
             return f"{where}: the loss is {scores.loss}, and a finite number is asked for"
         if scores.score is not None and not 0 <= scores.score <= 1:
             return f"{where}: {scores.metric} is {scores.score}, and a number from 0 to 1 is asked for"
