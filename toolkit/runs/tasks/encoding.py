@@ -111,13 +111,29 @@ def _tokenize(tokenizer: Any, prompt: str, target: str, end: bool) -> tuple[list
     while ids and special[len(ids) - 1] and len(ids) > 1:  # an end that some tokenizers add themselves
         ids.pop()
     leading = next((i for i in range(len(ids)) if not special[i]), len(ids))
-    # what begins at or after the boundary, or reaches over it; the spaces of a token may be left out of its offsets
-    start = next((i for i in range(leading, len(ids)) if offsets[i][1] > len(prompt)), None)
+    start = _first_after(tokenizer, ids, offsets, leading, len(prompt))
     if start == 0:  # nothing stands before the first token, from which it could be predicted
         start = 1 if len(ids) > 1 or (end and tokenizer.eos_token_id is not None) else None
     if end and start is not None and tokenizer.eos_token_id is not None:
         ids.append(tokenizer.eos_token_id)
     return ids, start, leading
+
+
+def _first_after(
+    tokenizer: Any, ids: Sequence[int], offsets: Sequence[tuple[int, int]], leading: int, boundary: int
+) -> int | None:
+    """The first token that ends after the boundary.
+
+    Some tokenizers leave the spaces of a token out of its offsets. Of one that is nothing but spaces no offset is
+    left; it ends as many letters after the token before it as it holds.
+    """
+    end = 0
+    for i in range(leading, len(ids)):
+        begin, found = offsets[i]
+        end = found if found > begin else end + len(tokenizer.convert_ids_to_tokens(ids[i]))
+        if end > boundary:
+            return i
+    return None
 
 
 def padding(tokenizer: Any) -> int:

@@ -63,8 +63,8 @@ def read(task: Task, split: SplitName, *, source: str | None = None, limit: int 
     found = 0
     names = []
     for part in task.parts or ("",):
-        name, rows = _rows(task, split, source, part)
-        if name in names:  # one file holds all parts
+        name, rows, own = _rows(task, split, source, part)
+        if name in names:  # one file holds all sets
             break
         names.append(name)
         rows = list(task.prepare(rows))
@@ -72,7 +72,8 @@ def read(task: Task, split: SplitName, *, source: str | None = None, limit: int 
         for number, row in enumerate(rows):
             example = _example(task, row, f"{name}, row {number}")
             if example is not None:
-                examples.append((part, number, dataclasses.replace(example, group=example.group or _group(task, part))))
+                group = example.group or (part if own and len(task.parts) > 1 else "")
+                examples.append((part, number, dataclasses.replace(example, group=group)))
     if not examples and task.scored != "own":
         raise InputError(f"task {task.key}: none of the {found} rows of {', '.join(names)} can be used")
     if task.scored != "text":
@@ -88,28 +89,25 @@ def read(task: Task, split: SplitName, *, source: str | None = None, limit: int 
     )
 
 
-def _group(task: Task, part: str) -> str:
-    return part if len(task.parts) > 1 else ""
-
-
 def _place(task: Task, split: str, seed: int, part: str, number: int) -> bytes:
     return hashlib.sha256(f"{task.name} {split} {seed} {part} {number}".encode()).digest()
 
 
-def _rows(task: Task, split: SplitName, source: str | None, part: str) -> tuple[str, Iterable[Mapping[str, Any]]]:
+def _rows(task: Task, split: SplitName, source: str | None, part: str) -> tuple[str, Iterable[Mapping[str, Any]], bool]:
+    """A name of the source, its rows, and whether they are those of the part alone."""
     if source is None:
         made = task.make(split)
         if made is not None:
-            return "code", made
+            return "code", made, False
         hub = task.hub_of(part)
         if hub is None:
             raise InputError(
                 f"task {task.key} names no data set on the Hub: give a folder of JSON lines (`data: FOLDER`)"
             )
-        return from_hub(hub, split)
+        return *from_hub(hub, split), True
     path, rows = local(source, split, part)
-    many = len(task.parts) > 1 and path.parent.name == part
-    return (f"{part}/{path.name}" if many else path.name), rows
+    own = bool(part) and path.parent.name == part
+    return (f"{part}/{path.name}" if own and len(task.parts) > 1 else path.name), rows, own
 
 
 def _example(task: Task, row: Mapping[str, Any], where: str) -> Example | None:
