@@ -50,6 +50,7 @@ _HOME = {
     "calibrated": "toolkit.runs.calibration",
     "build": "toolkit.runs.building",
     "run": "toolkit.runs.studies",
+    "train": "toolkit.runs.finetuning.single",
     "time": "toolkit.runs.timing",
     "lock": "toolkit.runs.studies",
     "certify": "toolkit.analysis.certificates.certifying",
@@ -115,6 +116,7 @@ if TYPE_CHECKING:
     from toolkit.registry import register as register
     from toolkit.runs.building import build as build
     from toolkit.runs.calibration import calibrated as calibrated
+    from toolkit.runs.finetuning.single import train as train
     from toolkit.runs.studies import lock as lock
     from toolkit.runs.studies import run as run
     from toolkit.runs.timing import time as time

@@ -9,84 +9,24 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import dataclasses
 import gc
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from toolkit.errors import InputError, RunError
-from toolkit.records import rows as rows_file
-from toolkit.records.io import write_json
-from toolkit.records.plan import Plan
-from toolkit.records.profile import Profile
-from toolkit.records.report import REPORT
-from toolkit.records.selection import Selection
-from toolkit.records.trained import ROW, Course, Data, Flag, Scores, Trained
-from toolkit.runs.finetuning.data import Rows, encoded, record
-from toolkit.runs.finetuning.design import Run
-from toolkit.runs.tasks import Encoded, Evaluated, Split, evaluate, padding
+from toolkit.records.trained import Trained
+from toolkit.runs.finetuning.attempt import ADAPTER, DIED, MEMORY, SCORING, Attempt, Planned, Setup
+from toolkit.runs.finetuning.data import encoded, record
+from toolkit.runs.tasks import Encoded, Evaluated, evaluate, padding
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from toolkit.runs.training import Outcome, Pacing
-
-ADAPTER = "adapter"
-"""Folder of the saved adapter, beside the report."""
-
-MEMORY = "out-of-memory"
-"""The check that a run did not pass whose device had too little memory."""
-
-DIED = "process-died"
-"""The check that a run did not pass whose process was ended from outside, twice."""
-
-SCORING = "scoring"
-"""The check that a run did not pass whose model cannot be scored."""
-
-AGAIN = (MEMORY, DIED)
-"""Checks whose failure may be the moment's: the same command tries such runs again."""
+    from toolkit.runs.training import Outcome
 
 KEPT = 8 * 2**30
 """Bytes of the largest dense model that is kept in memory between runs; a larger one is read again for each."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Planned:
-    """A run with its plan, and the settings that its task's runs share."""
-
-    run: Run
-    plan: Plan
-    protect: Selection | None
-    adapt: Selection | None
-    settings: str
-
-
-@dataclasses.dataclass(frozen=True)
-class Setup:
-    """What every run of a study shares; plain data, so that it can be sent to another process.
-
-    Attributes:
-        folder: of the study's results; `home`: of its file, whose commit is recorded.
-        model: what is loaded; `profile` knows its published name and fingerprint.
-        device, dtype: names.
-    """
-
-    study: str
-    form: str
-    folder: Path
-    home: Path
-    model: str
-    profile: Profile
-    rows: Mapping[str, Rows]
-    device: str
-    dtype: str
-    batch: int
-    keep_adapters: bool = False
-    lock: str | None = None
-    report_to: tuple[str, ...] = ()
-    pacing: Pacing | None = None
 
 
 class Stopped(Exception):
@@ -138,7 +78,7 @@ class Bench:
         assert split is not None
         self._free()
         self._recorder.start()
-        attempt = _Attempt(planned, where, split)
+        attempt = Attempt(planned, where, split)
         try:
             self._attempt(attempt)
         except (MemoryError, RuntimeError) as error:
@@ -151,7 +91,7 @@ class Bench:
             self._free()
         return self._written(attempt)
 
-    def _attempt(self, attempt: _Attempt) -> None:
+    def _attempt(self, attempt: Attempt) -> None:
         """Build, train and score; what is reached is kept in the attempt."""
         from transformers import set_seed
 
@@ -228,7 +168,7 @@ class Bench:
                 raise InputError(f"task {task!r}: {error}") from None
         return self._encoded[key]
 
-    def _trained(self, model: nn.Module, data: Sequence[Encoded], attempt: _Attempt) -> Outcome:
+    def _trained(self, model: nn.Module, data: Sequence[Encoded], attempt: Attempt) -> Outcome:
         from toolkit.runs.training import train
 
         run = attempt.planned.run
@@ -245,30 +185,33 @@ class Bench:
             name=run.name,
         )
 
-    def _scored(self, model: nn.Module, attempt: _Attempt) -> Evaluated:
+    def _scored(self, model: nn.Module, attempt: Attempt) -> Evaluated:
+        run, rows = attempt.planned.run, self.setup.rows[attempt.planned.run.task]
         model.eval()
-        with self._autocast():
+        with self._autocast(model):
             return evaluate(
                 model,
                 self.tokenizer,
-                self.setup.rows[attempt.planned.run.task].task,
+                rows.taught if run.role == "tune" else rows.task,
                 attempt.split,
-                length=attempt.planned.run.levers.length,
+                length=run.levers.length,
                 batch=self.setup.batch,
             )
 
     @contextlib.contextmanager
-    def _autocast(self) -> Iterator[None]:
+    def _autocast(self, model: nn.Module) -> Iterator[None]:
         """Scoring computes in the dtype that training computes in."""
         import torch
+
+        from toolkit.runs import adapters
 
         if self.dtype == torch.float32:
             yield
             return
-        with torch.autocast(self.device.type, dtype=self.dtype):
+        with torch.autocast(self.device.type, dtype=self.dtype), adapters.uncast(model):
             yield
 
-    def _written(self, attempt: _Attempt) -> Trained | None:
+    def _written(self, attempt: Attempt) -> Trained | None:
         if not self._writes:
             return None
         provenance = self._recorder.finish(attempt.fallbacks, memory=attempt.memory or None)
@@ -279,7 +222,7 @@ class Bench:
         scored = self.setup.rows[planned.run.task]
         split = (scored.tune if planned.run.role == "tune" else scored.test) or scored.test
         self._recorder.start()
-        attempt = _Attempt(planned, self.setup.folder / planned.run.name, split)
+        attempt = Attempt(planned, self.setup.folder / planned.run.name, split)
         attempt.ended(DIED, reason, None)
         return self._written(attempt)
 
@@ -305,91 +248,6 @@ class Bench:
         if self.device.type == "cuda":
             with contextlib.suppress(RuntimeError):
                 torch.cuda.empty_cache()
-
-
-class _Attempt:
-    """What is known of a run while it goes on, so that a report can be made wherever it ends."""
-
-    def __init__(self, planned: Planned, where: Path, split: Split) -> None:
-        self.planned, self.where, self.split = planned, where, split
-        self.doing: str | None = None
-        self.train: Data | None = None
-        self.course: Course | None = None
-        self.flags: list[Flag] = []
-        self.evaluated: Evaluated | None = None
-        self.memory: dict[str, int] = {}
-        self.fallbacks: dict[str, int] = {}
-        self.trainable = 0
-        self.adapter: str | None = None
-
-    def ended(self, check: str, error: object, doing: str | None) -> None:
-        """Mark the run as ended early."""
-        if any(flag.severity == "fatal" for flag in self.flags):
-            return  # the training has said it better
-        reason = " ".join(str(error).split())[:300]
-        step = self.course.steps if self.course is not None else None
-        self.flags.append(
-            Flag(check=check, severity="fatal", reason=f"{doing}: {reason}" if doing else reason, step=step)
-        )
-
-    def write(self, setup: Setup, provenance: Any) -> Trained:
-        """Rows, then the report, each atomically."""
-        run, planned, done = self.planned.run, self.planned, self.evaluated
-        rows = setup.rows[run.task]
-        labels = list(run.labels)
-        if rows.shared and run.role != "tune":
-            labels.append(f"{rows.shared} of {len(rows.test.examples)} scored rows stand among the training rows")
-        scores: dict[str, Scores] = {} if done is None else dict(done.scores)
-        finished = done is not None and not any(flag.severity == "fatal" for flag in self.flags)
-        report = Trained(
-            study=setup.study,
-            form=setup.form,  # type: ignore[arg-type]
-            run=run.name,
-            role=run.role,
-            arm=run.arm,
-            task=run.task,
-            seeds=run.seeds,
-            draw=run.draw,
-            value=run.value,
-            own=run.own,
-            levers=run.levers,
-            model=setup.profile.model,
-            fingerprint=setup.profile.fingerprint,
-            reference=setup.profile.reference,
-            settings=planned.settings,
-            lock=setup.lock,
-            plan=planned.plan,
-            protect=planned.protect,
-            adapt=planned.adapt,
-            finished=finished,
-            flags=self.flags + ([] if done is None else list(done.flags)),
-            labels=labels,
-            train=self.train or record(rows.train),
-            test=record(self.split, 0 if done is None else done.cut, None if done is None else len(done.rows)),
-            course=self.course or _no_course(run, self.trainable),
-            scores=scores,
-            adapter=self.adapter,
-            rows=None if done is None else rows_file.write(self.where, ROW, done.rows),
-            provenance=provenance,
-        )
-        write_json(self.where / REPORT, report.to_json())
-        return report
-
-
-def _no_course(run: Run, trainable: int) -> Course:
-    """Of a run that trained nothing."""
-    return Course(
-        steps=0,
-        planned=(run.levers.steps or 0) if run.trains else 0,
-        examples=0,
-        target_tokens=0,
-        real_tokens=0,
-        computed_tokens=0,
-        first_loss=None,
-        last_loss=None,
-        seconds=0.0,
-        trainable=trainable,
-    )
 
 
 def _named(prefix: str, memory: Mapping[str, int], before: Mapping[str, int]) -> dict[str, int]:

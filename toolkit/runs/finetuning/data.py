@@ -8,7 +8,7 @@ from typing import Any
 
 from toolkit.errors import InputError
 from toolkit.interfaces import Task
-from toolkit.records.finetuning import FineTuning
+from toolkit.records.finetuning import FineTuning, Use
 from toolkit.records.trained import Data
 from toolkit.runs.finetuning.plans import task_of
 from toolkit.runs.tasks import Encoded, Split, encode, read
@@ -19,13 +19,14 @@ class Rows:
     """One task's rows.
 
     Attributes:
-        task: what is scored, and how.
+        task: what is scored, and how; `taught`: what is trained on, usually the same.
         train, test: the rows that are trained on and scored.
         tune: held out of the training rows for the choice of the tuned lever; None where nothing is tuned.
         shared: scored rows that stand, prompt and target, among the training rows as well.
     """
 
     task: Task
+    taught: Task
     train: Split
     test: Split
     tune: Split | None = None
@@ -44,19 +45,26 @@ def hashes(rows: Mapping[str, Rows]) -> dict[str, str]:
 
 
 def read_rows(study: FineTuning, name: str) -> Rows:
-    """The rows of one task of a study.
+    """The rows of one task of a study; with a `tune` block, some are held out for it.
 
-    With a `tune` block, the last `tune.rows` of the rows read for training are held out for it and trained on by no
-    run, so that trials and runs train on the same rows. The scored rows take no part in the choice.
+    Raises:
+        InputError: as `read_use`.
+    """
+    return read_use(study.tasks[name], name, held=0 if study.tune is None else study.tune.rows)
+
+
+def read_use(use: Use, name: str, *, held: int = 0) -> Rows:
+    """The rows of one task.
+
+    The last `held` of the rows read for training are held out for the tuned lever and trained on by no run, so that
+    trials and runs train on the same rows. The scored rows take no part in the choice.
 
     Raises:
         InputError: no data (what was looked for, what exists), no usable rows, or no rows left to train on.
     """
-    use = study.tasks[name]
-    task = task_of(use.task)
-    held = 0 if study.tune is None else study.tune.rows
     limit = None if use.train_rows is None else use.train_rows + held
     try:
+        task = task_of(use.task)
         test = read(task, "test", source=use.data, limit=use.rows)
         taught = task if use.train is None else task_of(use.train)
         source = use.data if use.train is None else use.train_data
@@ -72,9 +80,9 @@ def read_rows(study: FineTuning, name: str) -> Rows:
                 "train on"
             )
         train, tune = train.part(0, count), train.part(count)
-    taught_rows = {(example.prompt, example.target) for example in train.examples}
-    shared = sum((example.prompt, example.target) in taught_rows for example in test.examples)
-    return Rows(task, train, test, tune, shared)
+    trained_on = {(example.prompt, example.target) for example in train.examples}
+    shared = sum((example.prompt, example.target) in trained_on for example in test.examples)
+    return Rows(task, taught, train, test, tune, shared)
 
 
 def encoded(tokenizer: Any, split: Split, length: int) -> tuple[list[Encoded], int]:

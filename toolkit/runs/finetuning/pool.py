@@ -18,7 +18,8 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from toolkit.errors import InputError, RunError
-from toolkit.runs.finetuning.bench import MEMORY, Bench, Crowded, Planned, Setup, Stopped, say
+from toolkit.runs.finetuning.attempt import MEMORY, Planned, Setup
+from toolkit.runs.finetuning.bench import Bench, Crowded, Stopped, say
 from toolkit.runs.progress import Progress
 
 FREE = 0.9

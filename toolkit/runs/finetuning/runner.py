@@ -28,7 +28,8 @@ from toolkit.registry import registry
 from toolkit.runs import locking, results
 from toolkit.runs.finetuning import design, kept, plans, sealing, tuning
 from toolkit.runs.finetuning.asking import asked
-from toolkit.runs.finetuning.bench import AGAIN, Bench, Planned, Setup, Stopped, say
+from toolkit.runs.finetuning.attempt import AGAIN, Planned, Setup
+from toolkit.runs.finetuning.bench import Bench, Stopped, say
 from toolkit.runs.finetuning.data import hashes, read_rows
 from toolkit.runs.finetuning.pool import Pool
 from toolkit.runs.models import choose_device, compute_dtype
