@@ -12,7 +12,8 @@ from toolkit.interfaces import Answered, Example, Hub, Task
 from toolkit_plugins.tasks.alpaca import alpaca
 from toolkit_plugins.tasks.rows import text
 
-NUMBER = r"\$?(?:(?<![\w.])[-−])?\$?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)?(?:\.\d+|(?<=\d))"
+SIGN = r"(?:(?<![\w.])[-−]\$?|\$[-−]|\$)?"
+NUMBER = SIGN + r"(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)"
 """Digits with thousands commas or without; a minus that stands behind a digit is no sign."""
 
 MARKS = ("####", "answer is")
