@@ -338,3 +338,19 @@ def test_uncast_adapters_compute_the_same_under_autocast_and_save_less(quantizer
     assert torch.equal(slow, quick)
     assert all(torch.equal(a, b) for a, b in zip(slow_gradients, quick_gradients, strict=True))
     assert quick_bytes < slow_bytes
+
+
+def test_uncast_leaves_dora_s_norms_in_float32():
+    built = build(make(), Plan.protecting(None, "mxfp4", rank=4, dora=True), dtype="bfloat16")
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        expected = logits(built)
+        with adapters.uncast(built):
+            assert torch.equal(logits(built), expected)
+
+
+def test_after_uncast_a_model_computes_without_autocast_again():
+    built = build(make(), Plan.protecting(None, "none", rank=4), dtype="bfloat16")
+    expected = logits(built)
+    with pytest.raises(RuntimeError, match="dtype"), adapters.uncast(built):
+        logits(built)
+    assert torch.equal(logits(built), expected)

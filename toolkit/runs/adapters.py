@@ -55,15 +55,20 @@ def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
 
 @contextlib.contextmanager
 def uncast(model: nn.Module) -> Iterator[None]:
-    """Under autocast: the adapters take their input as it is, where PEFT would widen it to float32 first.
+    """Under autocast: LoRA's matrices take their input as it is, where PEFT would widen it to float32 first.
 
-    Autocast narrows it again, so that the result is the same and two copies of every input are saved. Without
-    autocast a 16-bit input and float32 adapters do not multiply: use it inside an autocast region only.
+    Autocast narrows it again, so that the result is the same, and two casts and a copy of every input are spared.
+    DoRA keeps the wide input: from it PEFT takes the dtype of the norms that it divides by. Without autocast a
+    16-bit input and float32 matrices do not multiply: use it inside an autocast region only.
     """
-    from peft.helpers import disable_input_dtype_casting
-
-    with disable_input_dtype_casting(model):
+    layers = [m for m in model.modules() if getattr(m, "cast_input_dtype_enabled", False) and not m.lora_variant]
+    for layer in layers:
+        layer.cast_input_dtype_enabled = False
+    try:
         yield
+    finally:
+        for layer in layers:
+            layer.cast_input_dtype_enabled = True
 
 
 def save(model: nn.Module, folder: str | os.PathLike[str]) -> Path:

@@ -23,6 +23,7 @@ from torch import nn
 from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback, TrainingArguments
 
 from toolkit.errors import InputError, RunError, closest
+from toolkit.runs.adapters import uncast
 from toolkit.runs.training import checkpoints
 from toolkit.runs.training.backward import bare_model, blocks_of, lowest_block, run_through, stop_backward
 from toolkit.runs.training.batches import Schedule, collate, schedule
@@ -146,7 +147,9 @@ class FairTrainer(Trainer):
         self._loss = TargetLoss(self.model)
         handle = None if self.levers.backward_stop else run_through(self.model)
         try:
-            with _dropout(self.model, self.levers.dropout):
+            autocast = self.args.bf16 or self.args.fp16
+            narrow = uncast(self.model) if autocast else contextlib.nullcontext()
+            with _dropout(self.model, self.levers.dropout), narrow:
                 self.model.train()
                 yield
         finally:
@@ -157,7 +160,6 @@ class FairTrainer(Trainer):
             stop_backward(self.model)
             self.accelerator.unwrap_model(self.model, keep_fp32_wrapper=False)
             self.model.__dict__.pop("_is_accelerate_prepared", None)  # else a second training goes without autocast
-            self.accelerator.free_memory()
             self.model.zero_grad(set_to_none=True)
             self.model.eval()
             if config is not None and cached is not None:
