@@ -149,9 +149,7 @@ def test_the_model_comes_back_as_it_was(arm, rows, tmp_path):
     model = arm("nf4", {3}, dtype=torch.bfloat16)
     hooks = sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
     forward, cache = model.forward.__func__, model.config.use_cache
-    train(
-        model, rows(8), Levers(batch=4, accumulation=1, checkpointing=True), Seeds.all(0), folder=tmp_path, pad=0
-    )
+    train(model, rows(8), Levers(batch=4, accumulation=1, checkpointing=True), Seeds.all(0), folder=tmp_path, pad=0)
     assert sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules()) == hooks
     assert model.forward.__func__ is forward and model.config.use_cache == cache
     assert not model.training and not any(m.training for m in model.modules())
