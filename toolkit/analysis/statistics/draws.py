@@ -68,7 +68,7 @@ def grid(
         InputError: fewer than two draws or seeds, an infinite outcome, a draw or seed without any run, or pairing with
             other numbers of seeds.
 
-    Source: Searle, Casella and McCulloch (1992), chs. 4–5 (Henderson's method I).
+    Source: Searle, Casella and McCulloch (1992), ch. 5 (Henderson's method III).
     """
     y = np.asarray(table, dtype=np.float64)
     _check(y, names, what)
@@ -96,21 +96,24 @@ def grid(
 
 
 def _components(y: np.ndarray, present: np.ndarray) -> tuple[float, float, float]:
-    """σ_d², σ_s², σ_e², each at least 0: sums of squares set equal to their expectations."""
-    total, by_draw, by_seed = int(present.sum()), present.sum(axis=1), present.sum(axis=0)
-    away = np.where(present, y - y[present].mean(), 0.0)
-    sums = np.array(
-        [
-            np.square(away).sum(),
-            (np.square(away.sum(axis=1)) / by_draw).sum(),
-            (np.square(away.sum(axis=0)) / by_seed).sum(),
-        ]
-    )
-    # expectations of Σy², Σ n_d·ȳ_d² and Σ n_s·ȳ_s², each less N·ȳ²
-    expected = np.array([[total, total, total], [total, *[len(by_draw)] * 2], [len(by_seed), total, len(by_seed)]])
-    mean = np.array([(by_draw**2).sum() / total, (by_seed**2).sum() / total, 1.0])
-    draw, seed, rest = np.linalg.lstsq(expected - mean, sums, rcond=None)[0]
-    return max(float(draw), 0.0), max(float(seed), 0.0), max(float(rest), 0.0)
+    """σ_d², σ_s², σ_e², each at least 0: with N cells and the additive fit's rank k,
+
+    SSE = (N − k)σ_e²; SSE(seeds alone) − SSE = (N − S)σ_d² + (k − S)σ_e²; the draws' likewise, on average.
+    """
+    draws, count = y.shape
+    of_draw, of_seed = np.nonzero(present)
+    x, total = y[present] - y[present].mean(), int(present.sum())
+    by_draw, by_seed = np.eye(draws)[of_draw], np.eye(count)[of_seed]
+    fitted, _, rank, _ = np.linalg.lstsq(both := np.hstack([by_draw, by_seed]), x, rcond=None)
+    left = float(np.square(x - both @ fitted).sum())
+    alone = []
+    for group in (by_seed, by_draw):
+        means = (group.T @ x) / group.sum(axis=0)
+        alone.append(float(np.square(x - group @ means).sum()))
+    rest = left / (total - rank)
+    draw = (alone[0] - left - (rank - count) * rest) / (total - count)
+    seed = (alone[1] - left - (rank - draws) * rest) / (total - draws)
+    return max(draw, 0.0), max(seed, 0.0), rest
 
 
 def _variance(
@@ -174,7 +177,6 @@ def _check(y: np.ndarray, names: Sequence[Hashable] | None, what: str) -> None:
         raise InputError(f"{what}: draw {names[int(empty[0])] if names else int(empty[0])} has no finished run")
     if np.isnan(y).all(axis=0).any():
         raise InputError(f"{what}: seed {int(np.flatnonzero(np.isnan(y).all(axis=0))[0])} has no finished run")
-    if (~np.isnan(y)).sum() < sum(y.shape):
-        raise InputError(
-            f"{what}: {int((~np.isnan(y)).sum())} runs are too few for {y.shape[0]} draws × {y.shape[1]} seeds"
-        )
+    present = int((~np.isnan(y)).sum())
+    if present < sum(y.shape):
+        raise InputError(f"{what}: {present} runs are too few for {y.shape[0]} draws × {y.shape[1]} seeds")

@@ -133,7 +133,7 @@ def floor(
     The gap of two further runs is N(0, 2σ²), so |gap| lies below t·√2·s with probability `level`, s being as few runs
     know it. One gap, the paper's floor, is half of the time below ⅔ of the gaps' own spread: with gaps that spread by
     4.2% it is under 3% in 52% of sessions, three runs' bound in 3%. The price: gaps that spread by 1% pass three
-    runs' bound in 38% of sessions, five runs' in 68%; more duplicates make it sharper.
+    runs' bound in 38% of sessions, five runs' in 66%; more duplicates make it sharper.
 
     Args:
         baseline: (runs,) the estimate (fastest half) of each run of the baseline arm.
@@ -156,7 +156,7 @@ def floor(
     single, largest = math.expm1(abs(float(x[1] - x[0]))), math.expm1(float(np.ptp(x)))
     kept = found < limit
     sentence = (
-        f"floor {found:.1%}, the upper {level:.0%} bound of the gap between two runs of one configuration, from {k} runs "
+        f"floor {found:.1%}, upper {level:.0%} bound of the gap between two runs of one configuration, of {k} runs "
         f"(one gap, as in the paper: {single:.1%}){'' if kept else f'; kept out: not below {limit:.0%}'}"
     )
     return Floor(found, single, largest, None if other is None else math.expm1(other), k, limit, kept, sentence)
