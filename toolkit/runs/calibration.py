@@ -146,29 +146,47 @@ def calibrated(
     asked = asking(keys)
     expect_asking(keys, asked)
     batches = _batches(encoded, batch)
-    dense = _dense(profile, model, device, dtype)
     rows = digest([[list(row.ids), [int(bool(t)) for t in row.target]] for row in encoded])
-    found = dict(profile.statistics or {})
-    with _prepared(dense) as ready, _memory():
-        where = next(ready.parameters())
-        tensors = [_tensors(rows_of, where.device) for rows_of in batches]
-        loss, tokens = _loss(ready, tensors)
-        with _reporting(progress, len(asked) * len(tensors)) as report:
-            for selector in asked:
-                values = _measured(selector, ready, tensors, profile, report)
-                found[selector.statistic_key] = Statistic(
-                    values=[0.0 if value is None else value for value in values],
-                    rows=len(encoded),
-                    batches=len(batches),
-                    tokens=tokens,
-                    loss=loss,
-                    sha256=rows,
-                    task=task,
-                    source=source,
-                    dtype=str(where.dtype).removeprefix("torch."),
-                    unreached=[n for n, v in zip(profile.names, values, strict=True) if v is None],
-                )
-    return profile.model_copy(update={"statistics": found})
+    about = {"rows": len(encoded), "batches": len(batches), "sha256": rows, "task": task, "source": source}
+    try:
+        made = _statistics(profile, asked, _dense(profile, model, device, dtype), batches, about, progress)
+    finally:
+        _release()
+    return profile.model_copy(update={"statistics": dict(profile.statistics or {}) | made})
+
+
+def _statistics(
+    profile: Profile,
+    asked: Sequence[CalibratedSelector],
+    model: nn.Module,
+    batches: Sequence[Sequence[Encoded]],
+    about: dict[str, Any],
+    progress: Progress | bool | None,
+) -> dict[str, Statistic]:
+    with _prepared(model), _memory(), _reporting(progress, len(asked) * len(batches)) as report:
+        where = next(model.parameters())
+        tensors = [_tensors(rows, where.device) for rows in batches]
+        loss, tokens = _loss(model, tensors)
+        found = {}
+        for selector in asked:
+            values = _measured(selector, model, tensors, profile, report)
+            found[selector.statistic_key] = Statistic(
+                values=[0.0 if value is None else value for value in values],
+                tokens=tokens,
+                loss=loss,
+                dtype=str(where.dtype).removeprefix("torch."),
+                unreached=[n for n, v in zip(profile.names, values, strict=True) if v is None],
+                **about,
+            )
+    return found
+
+
+def _release() -> None:
+    """Give the device's memory back: what is measured next on it must not find the rest of this."""
+    import torch
+
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
 
 
 def _measured(
@@ -262,11 +280,12 @@ def _dense(
 
 
 @contextmanager
-def _prepared(model: nn.Module) -> Iterator[nn.Module]:
+def _prepared(model: nn.Module) -> Iterator[None]:
     """The model in evaluation mode, then as it was."""
     modes = {module: module.training for module in model.modules()}
     try:
-        yield model.eval()
+        model.eval()
+        yield
     finally:
         for module, mode in modes.items():
             module.training = mode

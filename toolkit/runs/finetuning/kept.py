@@ -91,7 +91,7 @@ def calibrated_for(
         model=study.model,
         encoded=rows,
         device=device,
-        task=study.tasks[task].task,
+        task=study.tasks[task].train or study.tasks[task].task,
         source=train.source,
     )
     made.save(path)
