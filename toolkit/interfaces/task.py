@@ -74,10 +74,17 @@ class Windows:
 
 @dataclasses.dataclass(frozen=True)
 class Scored:
-    """One row of a task that does its own scoring: see `toolkit.records.trained.ROW`."""
+    """One row of a task that does its own scoring.
 
-    nll: float | None
-    tokens: int
+    Attributes:
+        prompt, target: of the gold answer, whose likelihood is measured as any task's is.
+        score: in [0, 1].
+        options: summed negative log-likelihoods of the allowed answers, where answers were compared.
+        gold: the gold option's place; `prediction`: the predicted one's, or the answer.
+    """
+
+    prompt: str
+    target: str
     score: float
     options: tuple[float, ...] | None = None
     gold: int | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import importlib
 from collections.abc import Mapping, Sequence
@@ -55,10 +56,22 @@ class LMEval(Task):
         if self.task not in manager.all_tasks:
             raise InputError(f"lm-eval has no task {self.task!r}; {closest(self.task, manager.all_tasks)}")
         wrapped = huggingface.HFLM(
-            pretrained=model, tokenizer=tokenizer, batch_size=batch, max_length=length, backend="causal"
+            pretrained=model,
+            tokenizer=copy.deepcopy(tokenizer),  # the library sets its padding
+            batch_size=batch,
+            max_length=length,
+            backend="causal",
         )
         results = evaluator.simple_evaluate(
-            wrapped, tasks=[self.task], num_fewshot=self.shots, limit=limit, bootstrap_iters=0, task_manager=manager
+            wrapped,
+            tasks=[self.task],
+            num_fewshot=self.shots,
+            limit=limit,
+            bootstrap_iters=0,
+            task_manager=manager,
+            random_seed=None,  # the run's own generators stay as they are
+            numpy_random_seed=None,
+            torch_random_seed=None,
         )
         rows = [_row(sample, name) for name, samples in results["samples"].items() for sample in samples]
         return rows, _metrics(results["results"])
@@ -75,16 +88,16 @@ def _library(part: str) -> Any:
 
 
 def _row(sample: Mapping[str, Any], name: str) -> Scored:
-    """A sample: its score, and where options were compared, their negative log-likelihoods."""
+    """A sample: its score, its gold answer, and where options were compared, their negative log-likelihoods."""
     score = next((float(sample[key]) for key in MARK if isinstance(sample.get(key), int | float)), None)
     if score is None:
         raise InputError(f"lm-eval task {name!r} gives its samples none of {', '.join(MARK)}: rows cannot be compared")
-    options = _options(sample.get("filtered_resps"))
-    gold = sample.get("target")
+    asked, options, gold = sample["arguments"], _options(sample.get("filtered_resps")), sample.get("target")
     if options is None or type(gold) is not int or not 0 <= gold < len(options):
-        return Scored(nll=None, tokens=0, score=score, prediction=str(sample.get("filtered_resps"))[:200], group="")
+        given = gold[0] if isinstance(gold, list) and gold else gold
+        return Scored(str(asked[0][0]), str(given), score, prediction=str(sample.get("filtered_resps"))[:200])
     prediction = min(range(len(options)), key=options.__getitem__)
-    return Scored(nll=options[gold], tokens=0, score=score, options=tuple(options), gold=gold, prediction=prediction)
+    return Scored(asked[gold][0], asked[gold][1], score, tuple(options), gold, prediction)
 
 
 def _options(answers: Any) -> list[float] | None:

@@ -40,12 +40,19 @@ def test_the_extra_is_named_where_it_is_missing():
 
 
 def test_samples_become_rows():
-    sample = {"target": 1, "filtered_resps": [(-3.5, False), (-2.25, True)], "acc": 1.0, "acc_norm": 0.0}
-    assert _row(sample, "t") == Scored(nll=2.25, tokens=0, score=1.0, options=(3.5, 2.25), gold=1, prediction=1)
-    text = {"target": "18", "filtered_resps": ["it is 18"], "exact_match": 1.0}
-    assert _row(text, "t") == Scored(nll=None, tokens=0, score=1.0, prediction="['it is 18']")
+    asked = [("Q:", " no"), ("Q:", " yes")]
+    sample = {
+        "arguments": asked,
+        "target": 1,
+        "filtered_resps": [(-3.5, False), (-2.25, True)],
+        "acc": 1.0,
+        "acc_norm": 0.0,
+    }
+    assert _row(sample, "t") == Scored("Q:", " yes", 1.0, options=(3.5, 2.25), gold=1, prediction=1)
+    text = {"arguments": [("Q:", {"until": []})], "target": "18", "filtered_resps": ["it is 18"], "exact_match": 1.0}
+    assert _row(text, "t") == Scored("Q:", "18", 1.0, prediction="['it is 18']")
     with pytest.raises(InputError, match="'t' gives its samples none of exact_match"):
-        _row({"target": 1, "filtered_resps": []}, "t")
+        _row({"arguments": asked, "target": 1, "filtered_resps": []}, "t")
 
 
 def test_metrics_are_the_librarys_own():

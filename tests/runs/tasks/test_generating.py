@@ -83,3 +83,12 @@ def test_a_batch_that_does_not_fit_is_halved(made, tokenizer):
     assert generate(model, tokenizer, prompts, new_tokens=6, pad=1, batch=8, halvings=halvings) == right
     handle.remove()
     assert halvings.count == 3
+
+
+@pytest.mark.gpu
+def test_an_answer_does_not_depend_on_the_batch_on_a_gpu(made, tokenizer):
+    model = made.tiny().cuda()
+    prompts = ids(tokenizer)
+    right = generate(model, tokenizer, prompts, new_tokens=12, pad=1, batch=1)
+    for batch in (3, 8):
+        assert generate(model, tokenizer, prompts, new_tokens=12, pad=1, batch=batch) == right

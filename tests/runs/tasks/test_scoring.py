@@ -8,7 +8,7 @@ import torch
 from toolkit.errors import RunError
 from toolkit.interfaces import Example
 from toolkit.runs.tasks.encoding import Encoded, encode, encode_options
-from toolkit.runs.tasks.scoring import Halvings, _contexts, nlls
+from toolkit.runs.tasks.scoring import Halvings, _batches, _Context, _contexts, nlls
 
 PROMPTS = ["2 + 2 =", "what is 12 + 30?\nAnswer:", "a", "Question: what is the correct answer, true or false?"]
 OPTIONS = [" 4", " 42 Yes", " No", " the answer", " 5"]
@@ -69,6 +69,17 @@ def test_contexts_are_not_shared_between_rows():
     assert len(_contexts([row, row])[0]) == 2
 
 
+def test_a_pass_holds_no_more_logits_than_it_may():
+    contexts = [_Context(tuple(range(n)), [(n - 1, 0, n), (n - 3, 0, n)]) for n in range(40, 4, -1)]
+    found = list(_batches(contexts, 8, 24))
+    assert [context for chosen in found for context in chosen] == contexts
+    for chosen in found:
+        places = [position for context in chosen for position, *_ in context.asked]
+        assert len(chosen) <= 8 and len(chosen) * (max(places) - min(places) + 1) <= 24
+    assert [len(chosen) for chosen in _batches(contexts, 8, 1)] == [1] * 36
+    assert [len(chosen) for chosen in _batches(contexts, 8, 10**9)] == [8] * 4 + [4]
+
+
 def test_a_model_without_chosen_logits_gives_the_same(model, tokenizer):
     rows = [encode_options(tokenizer, prompt, OPTIONS, 200) for prompt in PROMPTS]
 
@@ -126,3 +137,11 @@ def test_the_mode_is_restored_and_no_gradient_is_kept(made, tokenizer):
     model = made.tiny().train()
     nlls(model, [[dataclasses.replace(encode(tokenizer, Example("a", "b"), 9))]], pad=1, batch=1)
     assert model.training and all(parameter.grad is None for parameter in model.parameters())
+
+
+@pytest.mark.gpu
+def test_a_gpu_finds_the_same(made, tokenizer):
+    rows = [encode_options(tokenizer, prompt, OPTIONS, 200) for prompt in PROMPTS]
+    expected = nlls(made.tiny(), rows, pad=1, batch=8)
+    for a, b in zip(nlls(made.tiny().cuda(), rows, pad=1, batch=8), expected, strict=True):
+        assert a == pytest.approx(b, abs=1e-2)

@@ -212,28 +212,30 @@ def _text(
 
 
 def _own(model: Any, tokenizer: Any, task: Task, split: Split, length: int, batch: int) -> Evaluated:
-    """A task that does its own scoring."""
+    """A task that does its own scoring; the gold targets' losses are measured as everywhere, null where one is cut."""
     check_length(model, length)
     scored, further = task.score(model, tokenizer, limit=split.limit, length=length, batch=batch)
     if not scored:
         raise InputError(f"task {task.key} scored no row")
+    golds = [encode_options(tokenizer, row.prompt, [row.target], length)[0] for row in scored]
+    halvings = Halvings()
+    sums = iter(nlls(model, [[g] for g in golds if g], pad=padding(tokenizer), batch=batch, halvings=halvings))
     rows = [
         [
             row.group,
             number,
-            None if row.nll is None else round(row.nll, DECIMALS),
-            row.tokens,
+            round(next(sums)[0], DECIMALS) if gold else None,
+            gold.tokens if gold else 0,
             None if row.options is None else [round(value, DECIMALS) for value in row.options],
             row.gold,
             row.prediction,
             row.score,
             True,
         ]
-        for number, row in enumerate(scored)
+        for number, (row, gold) in enumerate(zip(scored, golds, strict=True))
     ]
     examples: Sequence[Example] = [
-        Example(prompt="", target=str(row.gold), options=tuple(map(str, range(len(row.options or ())))), gold=row.gold)
-        for row in scored
+        Example(row.prompt, row.target, tuple(map(str, range(len(row.options or ())))), row.gold) for row in scored
     ]
     scores = {"": summarise(rows, examples, task.metric, further)}
-    return Evaluated(rows, scores, flags(scores, cut=0, shortened=0, halved=0))
+    return Evaluated(rows, scores, flags(scores, cut=0, shortened=0, halved=halvings.count))

@@ -24,6 +24,9 @@ from toolkit.runs.tasks.encoding import Encoded
 CHUNK = 2**26
 """Logits turned into log-probabilities at once: 256 MB in float32."""
 
+LOGITS = {"cpu": 2**27, "other": 2**30}
+"""The most logits of one pass: half a GB in float32 on a CPU, 4 GB elsewhere; a batch is smaller where it must be."""
+
 
 @dataclasses.dataclass(frozen=True)
 class _Context:
@@ -69,8 +72,7 @@ def nlls(
     device = next(model.parameters()).device
     sums = torch.zeros(count, dtype=torch.float64, device=device)
     with scoring(model):
-        for at in range(0, len(contexts), batch):
-            chosen = contexts[at : at + batch]
+        for chosen in _batches(contexts, batch, LOGITS.get(device.type, LOGITS["other"]) // _vocabulary(model)):
             _halved(lambda part: _add(model, part, pad, sums), chosen, halvings)
             if progress is not None:
                 progress(len(chosen))
@@ -80,6 +82,27 @@ def nlls(
         if any(value != value or value in (float("inf"), float("-inf")) for value in row):
             raise RunError(f"the loss of a target in scored row {number} is not finite: {row}")
     return found
+
+
+def _batches(contexts: Sequence[_Context], batch: int, most: int) -> Iterator[list[_Context]]:
+    """Contexts in order, at most `batch` at a time and at most `most` positions whose logits are computed."""
+    chosen: list[_Context] = []
+    first = last = 0
+    for context in contexts:
+        begin, end = (f(position for position, *_ in context.asked) for f in (min, max))
+        wider = (min(first, begin), max(last, end)) if chosen else (begin, end)
+        if chosen and (len(chosen) == batch or (len(chosen) + 1) * (wider[1] - wider[0] + 1) > most):
+            yield chosen
+            chosen, wider = [], (begin, end)
+        chosen.append(context)
+        first, last = wider
+    if chosen:
+        yield chosen
+
+
+def _vocabulary(model: Any) -> int:
+    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    return max(1, getattr(head, "out_features", 0) or getattr(getattr(model, "config", None), "vocab_size", 0))
 
 
 @contextlib.contextmanager

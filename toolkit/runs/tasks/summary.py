@@ -28,7 +28,7 @@ def chance(examples: Sequence[Example]) -> float | None:
         return None
     uniform = math.fsum(1 / len(example.options) for example in examples) / len(examples)
     fixed = len({frozenset(example.options) for example in examples}) == 1
-    classes = Counter(example.target if fixed else example.gold for example in examples)
+    classes = Counter(example.options[example.gold or 0] if fixed else example.gold for example in examples)
     return max(uniform, max(classes.values()) / len(examples))
 
 
@@ -45,9 +45,9 @@ def summarise(
     known = [row[AT["nll"]] for row in rows if row[AT["nll"]] is not None]
     scored = [row[AT["score"]] for row in rows if row[AT["score"]] is not None]
     predictions = [row[AT["prediction"]] for row in rows]
-    fixed = len({example.options for example in examples}) == 1
+    fixed = len({frozenset(example.options) for example in examples}) == 1
     named = [
-        example.options[p] if fixed and isinstance(p, int) and example.options else p
+        example.options[p] if fixed and isinstance(p, int) else p
         for p, example in zip(predictions, examples, strict=False)
     ] or predictions
     return Scores(
