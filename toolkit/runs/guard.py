@@ -9,9 +9,9 @@ NaN and infinity in x are passed on. (PACT, last page: "range guard on fp16 rows
 
 A guarded layer answers in float32, which its consumer must take. `settle` runs the built model once on two tokens
 and finds out: a residual sum takes it, and the stream is float32 from there on; a linear layer takes it through a
-cast to its own dtype; attention, which wants queries, keys and values of one dtype, and whatever else refuses, gets
-it cast. Each such cast counts the finite values that become infinite: saturation is never silent. What became of
-each layer's answer stands in `consumers`, and the numbers in `counts`.
+cast to its own dtype; attention, which autocast would give float16 without a word, and whatever else refuses
+float32, gets it cast. Each such cast counts the finite values that become infinite: saturation is never silent.
+What became of each layer's answer stands in `consumers`, and the numbers in `counts`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 LARGEST = 65504.0
 """The largest finite float16."""
@@ -192,7 +193,7 @@ def settle(model: nn.Module, run: Callable[[], Any] | None = None) -> None:
 
     for _ in range(len(guards) + 1):
         try:
-            with _Watch(model) as watch:
+            with _Watch(model) as watch, _NoNarrowing(watch):
                 run()
             break
         except RuntimeError as error:
@@ -201,7 +202,7 @@ def settle(model: nn.Module, run: Callable[[], Any] | None = None) -> None:
                 raise
             for guard in blamed:
                 guard.answer = torch.float16
-                guard.consumer = f"cast to float16, counted: {watch.raised} raised {str(error)[:80]!r} for float32"
+                guard.consumer = f"cast to float16, and counted, because in {watch.running} {str(error)[:120]}"
     for module in watch.widened.values():
         counter = Counter(device)
         module.add_module("received", counter)
@@ -256,7 +257,7 @@ class _Watch:
             self.stack[-1][1].extend(answered)
 
     @property
-    def raised(self) -> str:
+    def running(self) -> str:
         """The innermost module that was running."""
         return type(self.stack[-1][0]).__name__ if self.stack else type(self.model).__name__
 
@@ -267,3 +268,20 @@ class _Watch:
             if wide:
                 return wide
         return []
+
+
+class _NoNarrowing(TorchFunctionMode):
+    """Refuses what autocast would narrow to float16 in training: attention over a guarded layer's own answer."""
+
+    PRODUCTS = (nn.functional.scaled_dot_product_attention, torch.matmul, torch.bmm, torch.baddbmm)
+
+    def __init__(self, watch: _Watch) -> None:
+        super().__init__()
+        self.watch = watch
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        wide = func in self.PRODUCTS and any(isinstance(a, torch.Tensor) and a.dtype == torch.float32 for a in args)
+        stack = self.watch.stack
+        if wide and stack and any(guard.answer == torch.float32 for guard in stack[-1][1]):
+            raise RuntimeError(f"{func.__name__} is computed in float16 under autocast")
+        return func(*args, **(kwargs or {}))

@@ -379,6 +379,7 @@ def arguments(
             report_to=trackers or "none",
             run_name=name or None,
             ddp_find_unused_parameters=False,
+            ddp_broadcast_buffers=False,  # packed weights are buffers, alike in every process and never changed
         )
         args._n_gpu = min(args.n_gpu, 1)  # never torch's DataParallel: several devices are for several processes
     world = args.world_size
