@@ -267,3 +267,43 @@ def test_cuda_agrees_with_the_cpu(folder, profile):
     finally:
         torch.backends.cuda.matmul.allow_tf32 = before
     assert on_gpu.statistic(KEY) == pytest.approx(on_cpu.statistic(KEY), rel=1e-3)
+
+
+@pytest.mark.slow
+def test_a_studys_arm_is_protected_by_what_its_own_training_rows_say(folder, tmp_path):
+    """Through the study's runner: the profile of the task holds the statistic, and the report the layers."""
+    from toolkit.records.finetuning import FineTuning
+    from toolkit.records.trained import Trained
+    from toolkit.runs.tasks import encode, read
+
+    study = FineTuning.model_validate(
+        {
+            "kind": "fine-tuning",
+            "name": "data",
+            "question": "?",
+            "model": str(folder),
+            "tasks": {"sums": {"task": "arithmetic", "train_rows": 24, "rows": 6}},
+            "arms": [
+                {"name": "plain"},
+                {"name": "data", "protect": {"selector": KEY, "budget": "layers=0.2", "calibration_rows": 7}},
+                {"name": "chance", "protect": {"selector": "random-matched", "like": "data"}},
+            ],
+            "levers": {"steps": 2, "batch": 4, "accumulation": 1, "length": 64},
+            "seeds": 2,
+            "analysis": {"baseline": "plain"},
+        }
+    )
+    results = tk.run(study, out=tmp_path / "results", device="cpu", dtype="float32", progress=False)
+    kept = tk.Profile.load(results / "profile--sums.json")
+    tokenizer = load_tokenizer(folder)
+    split = read(registry.make("task", "arithmetic"), "train", limit=24)
+    expected = [encode(tokenizer, example, 64) for example in split.examples[:7]]
+    again = calibrated(tk.profile(folder, progress=False), KEY, model=folder, encoded=expected, device="cpu")
+    assert kept.statistics[KEY].sha256 == again.statistics[KEY].sha256 and kept.statistics[KEY].rows == 7
+    chosen = tk.select(KEY, again, "layers=0.2")
+    reports = {(r.arm, r.seeds.draw): r for r in map(Trained.load, (results / "runs").glob("*/report.json"))}
+    for seed in (0, 1):
+        assert reports["data", seed].protect.layers == chosen.layers
+        assert reports["chance", seed].protect.matched_to.hash == chosen.layers_hash
+        assert {n for n, p in reports["data", seed].plan.layers.items() if p.quantizer == "none"} == set(chosen.layers)
+    assert reports["chance", 0].protect.layers != reports["chance", 1].protect.layers

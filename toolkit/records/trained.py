@@ -69,8 +69,8 @@ class Course(Record):
     target_tokens: int
     real_tokens: int
     computed_tokens: int
-    first_loss: float | None
-    last_loss: float | None
+    first_loss: float | None = None
+    last_loss: float | None = None
     seconds: float
     resumed: int = 0
     paused: float = 0.0
