@@ -171,3 +171,16 @@ def test_pairing_without_a_common_seed_is_refused():
     with pytest.raises(InputError, match="no seed in common: 0, 1, 2, 3, 4 and 5, 6, 7, 8, 9"):
         contrast(a, b, paired=True)
     assert contrast(a, b).pairing is None
+
+
+def test_an_average_over_tasks_is_a_contrast_within_tasks():
+    a, b = arms(rows=40, seed=1)
+    c, d = arms(rows=25, seed=2, gap=-3.0)
+    found = contrast(Runs.average([a, c]), Runs.average([b, d]))
+    alone = [contrast(a, b, resamples=None), contrast(c, d, resamples=None)]
+    assert found.difference == pytest.approx((alone[0].difference + alone[1].difference) / 2)
+    assert found.rows_only.error == pytest.approx(np.hypot(*(x.rows_only.error for x in alone)) / 2)
+    assert "of the same tasks" in found.rows_only.method
+    assert contrast(Runs.average([a, c]), Runs.average([b, d]), paired=True).both.low is not None
+    with pytest.raises(InputError, match="belong to other tasks"):
+        contrast(Runs.average([a, c]), Runs(np.hstack([b.values, d.values]), Runs.average([b, d]).weights, b.seeds))

@@ -158,3 +158,22 @@ def test_over_seeds_alone_does_not_cover_other_rows(simulation):
 @pytest.mark.parametrize("paired", [False, True])
 def test_the_bootstrap_covers_at_ten_runs(simulation, paired):
     assert 0.93 <= simulation.covered(simulation.WORLDS["seeds as wide as rows"], 10, paired, 1000, boot=400) <= 0.97
+
+
+def test_strata_are_tasks_of_their_own():
+    """An average over two tasks: each task's variances add, by the square of its share; tasks that differ add none."""
+    (a, b), weights = tables((4, 4), 24, seed=5)
+    strata = np.repeat([0, 1], [9, 15])
+    a = a + 5.0 * strata  # the arm gains far more on one task: no news of other rows
+    shares = np.concatenate([weights[:9] / weights[:9].sum(), weights[9:] / weights[9:].sum()]) / 2
+    found = crossed.parts([a, b], shares, strata)
+    alone = [crossed.parts([a[:, s], b[:, s]], weights[s]) for s in (slice(0, 9), slice(9, 24))]
+    assert found.difference == pytest.approx(sum(p.difference for p in alone) / 2)
+    assert found.rows == pytest.approx(sum(p.rows for p in alone) / 4)
+    assert found.cells == pytest.approx(sum(p.cells for p in alone) / 4)
+    assert found.rows < 0.2 * crossed.parts([a, b], shares).rows
+
+
+def test_one_stratum_is_none():
+    sides, weights = tables()
+    assert crossed.interval(sides, weights, strata=np.zeros(13, dtype=int)) == crossed.interval(sides, weights)

@@ -52,3 +52,15 @@ def test_a_row_without_a_target_token_is_named():
 def test_outcomes_are_finite_and_in_one_row(values, said):
     with pytest.raises(InputError, match=f"the pairs: .*{said}"):
         outcomes(values, "the pairs")
+
+
+def test_an_average_over_tasks_counts_each_task_alike():
+    one = Runs.of_losses(np.array([[2.0, 2.0], [4.0, 4.0]]), [1, 3], ["0", "1"])
+    two = Runs.of_scores(np.array([[1.0, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 1]]), ["1", "0", "9"])
+    both = Runs.average([one, two])
+    assert both.seeds == ("0", "1") and both.strata.tolist() == [0, 0, 1, 1, 1, 1]
+    assert both.means == pytest.approx([(1.0 + 0.5) / 2, (2.0 + 0.25) / 2])
+    with pytest.raises(InputError, match="a seed that all 2 tasks have"):
+        Runs.average([one, Runs.of_scores(np.ones((1, 2)), ["7"])])
+    with pytest.raises(InputError, match="as many strata"):
+        Runs(np.ones((1, 3)), np.ones(3), (0,), np.zeros(2))

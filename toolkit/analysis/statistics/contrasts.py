@@ -24,20 +24,22 @@ def contrast(
     paired: bool = False,
     coverage: float = bootstrap.LEVEL,
     margin: float | None = None,
-    resamples: int = 2000,
+    resamples: int | None = 2000,
     seed: int = 0,
     what: str = "the contrast",
 ) -> Contrast:
     """first − second over their shared rows, over other seeds, over other rows, and over both.
 
     Below ten runs an arm intervals over seeds are t-based (Welch's, or the paired t); from ten on, seeds × rows is
-    resampled crossed. α of every test is 1 − coverage. For the loss, below zero is better; for a score, above.
+    resampled crossed; an average over tasks, whose rows are strata, stays with t. α of every test is 1 − coverage.
+    For the loss, below zero is better; for a score, above.
 
     Args:
         paired: pair runs of one seed, as the study declared; runs without a partner are left out, with a note.
         coverage: of every interval, 1 − the analysis' level.
         margin: of equivalence, in the outcome's unit, declared before the first run; None: none was.
-        resamples, seed: of the bootstrap over rows, and of the crossed one.
+        resamples, seed: of the bootstrap over rows, and of the crossed one; no resamples: t instead of both, for what
+            stands beside the declared contrasts.
         what: names the contrast in errors.
 
     Raises:
@@ -54,16 +56,17 @@ def contrast(
     over_seeds = (
         seeds.paired(a - b, coverage=coverage, what=what) if paired else seeds.welch(a, b, coverage=coverage, what=what)
     )
-    if min(n) >= MANY:
+    strata = first.strata
+    if min(n) >= MANY and resamples is not None and strata is None:
         both = crossed.resampled(sides, weights, coverage=coverage, resamples=resamples, seed=seed, n=n)
     else:
-        both = crossed.interval(sides, weights, coverage=coverage, n=n)
+        both = crossed.interval(sides, weights, coverage=coverage, n=n, strata=strata)
     known = min(n) >= FEW
     if not known:
         notes.append(UNKNOWN)
     permuted = small_tests.paired(a - b, seed=seed) if paired else small_tests.two_sample(a, b, seed=seed)
     common = [(first.seeds.index(s), second.seeds.index(s)) for s in first.seeds if s in second.seeds]
-    strength = _power(sides, weights, over_seeds, both, paired, margin, alpha)
+    strength = _power(sides, weights, strata, over_seeds, both, paired, margin, alpha)
     if strength.rows_limit:
         notes.append("more seeds would not find a difference of this size: more rows are needed")
     return Contrast(
@@ -102,6 +105,9 @@ def _shared(first: Runs, second: Runs, what: str) -> None:
             f"{what}: row {row} weighs {first.weights[row]:g} in the first arm and {second.weights[row]:g} in the "
             "second (its target tokens, for a loss): the arms did not score the same rows"
         )
+    one, two = (arm.strata if arm.strata is not None else np.zeros(len(arm.weights)) for arm in (first, second))
+    if not np.array_equal(one, two):
+        raise InputError(f"{what}: the arms' rows belong to other tasks; an average is over the same tasks in both")
 
 
 def _pairs(first: Runs, second: Runs, notes: list[str], what: str) -> tuple[Runs, Runs]:
@@ -117,12 +123,14 @@ def _pairs(first: Runs, second: Runs, notes: list[str], what: str) -> tuple[Runs
         notes.append(f"runs without a partner left out: seed{'s' * (len(alone) > 1)} {_some(alone)}")
 
     def chosen(arm: Runs) -> Runs:
-        return Runs(arm.values[[arm.seeds.index(s) for s in common]], arm.weights, tuple(common))
+        return Runs(arm.values[[arm.seeds.index(s) for s in common]], arm.weights, tuple(common), arm.strata)
 
     return chosen(first), chosen(second)
 
 
-def _over_rows(first: Runs, second: Runs, coverage: float, resamples: int, seed: int, n: tuple[int, ...]) -> Estimate:
+def _over_rows(
+    first: Runs, second: Runs, coverage: float, resamples: int | None, seed: int, n: tuple[int, ...]
+) -> Estimate:
     """The mean over rows of the runs' mean difference: other rows, these runs."""
     d, w = first.values.mean(axis=0) - second.values.mean(axis=0), first.shares
     estimate, rows = float(d @ w), len(w)
@@ -131,9 +139,10 @@ def _over_rows(first: Runs, second: Runs, coverage: float, resamples: int, seed:
         return Estimate(
             estimate, None, None, coverage, None, None, None, n, f"bootstrap over rows: {told}", ("one row",)
         )
-    error = math.sqrt(rows / (rows - 1) * float(np.square((d - estimate) * w).sum()))
+    told += "" if first.strata is None else ", of the same tasks"
+    error = math.sqrt(crossed.by_rows(d, w, first.strata))
     p = t_p(estimate / error, rows - 1) if error else None
-    if rows > ROWS or not error:
+    if rows > ROWS or not error or resamples is None or first.strata is not None:
         plain = seeds.interval(estimate, error**2, rows - 1, coverage, n, f"t over {rows:,} rows: {told}")
         return plain
     found = bootstrap.mean(d * w, w, resamples=resamples, level=coverage, seed=seed)
@@ -145,6 +154,7 @@ def _over_rows(first: Runs, second: Runs, coverage: float, resamples: int, seed:
 def _power(
     sides: list[np.ndarray],
     weights: np.ndarray,
+    strata: np.ndarray | None,
     over_seeds: Estimate,
     both: Estimate,
     paired: bool,
@@ -162,7 +172,7 @@ def _power(
             power.needed_pairs(target, *known, alpha=alpha) if paired else power.needed(target, *known, alpha=alpha)
         )
         if len(weights) > 1:
-            found = crossed.parts(sides, weights)
+            found = crossed.parts(sides, weights, strata)
             limited = math.sqrt(found.apart) * power.shift(found.rows_df, alpha) > target
     return Power(
         power.detectable(over_seeds.error, over_seeds.df, alpha=alpha),

@@ -78,34 +78,35 @@ def joint_df(first: tuple[float, float], *others: tuple[float, float], coverage:
     return df_of_t(share, wanted)
 
 
-def parts(sides: list[np.ndarray], weights: np.ndarray) -> Parts:
+def parts(sides: list[np.ndarray], weights: np.ndarray, strata: np.ndarray | None = None) -> Parts:
     """The parts from one table (paired differences) or two (first, second), each (runs, rows), runs ≥ 2, rows ≥ 2.
 
     With w_r = weights/Σ, M_i = Σ_r w_r·x_ir, d_r the rows' mean (difference), D = Σ w_r·d_r, c = R/(R − 1):
     V_seeds = Σ_g s²(M)/n_g; V_rows = c·Σ w_r²(d_r − D)²;
     V_cells = Σ_g c·Σ_r w_r²·Σ_i (x_ir − M_i − x̄_r + M)²/(n_g(n_g − 1)).
+    With strata, D, M_i, M and R of the last two are those of the row's own stratum; a stratum of one row cannot tell
+    how its rows vary, and adds nothing.
 
     Source: the two-way random-effects analysis (Searle, Casella, McCulloch 1992, ch. 4), with weighted rows.
     """
     w = weights / weights.sum()
-    rows, squares = len(w), w**2
-    more = rows / (rows - 1)
-    d = np.zeros(rows)
+    member, within, scaled = _strata(w, strata)
+    d = np.zeros(len(w))
     own: list[tuple[float, float]] = []
     cells = cells_df = 0.0
     for sign, x in zip((1.0, -1.0), sides, strict=False):
-        n, means, middle = len(x), x @ w, x.mean(axis=0)
+        n, middle = len(x), x.mean(axis=0)
         d += sign * middle
-        own.append((seeds.variance(means) / n, n - 1))
-        rest = x - middle - (means - means.mean())[:, None]
-        cells += more * float(np.square(rest).sum(axis=0) @ squares) / (n * (n - 1))
+        own.append((seeds.variance(x @ w) / n, n - 1))
+        away = x - middle
+        rest = away - (away @ within)[:, member]
+        cells += float(np.square(rest).sum(axis=0) @ scaled) / (n * (n - 1))
         cells_df += n - 1
-    difference = float(d @ w)
-    row_df = max(float(squares.sum() ** 2 / (squares**2).sum()) - 1, 1e-9)
+    row_df = max(float((w**2).sum() ** 2 / (w**4).sum()) - within.shape[1], 1e-9)
     return Parts(
-        difference,
+        float(d @ w),
         sum(v for v, _ in own),
-        more * float(np.square(d - difference) @ squares),
+        by_rows(d, w, strata),
         cells,
         min(seeds.satterthwaite(*own), float(sum(df for _, df in own))),
         row_df,
@@ -113,8 +114,27 @@ def parts(sides: list[np.ndarray], weights: np.ndarray) -> Parts:
     )
 
 
+def by_rows(d: np.ndarray, weights: np.ndarray, strata: np.ndarray | None = None) -> float:
+    """V_rows of `parts`: the variance of Σ w_r·d_r over other rows."""
+    member, within, scaled = _strata(weights / weights.sum(), strata)
+    return float(np.square(d - (d @ within)[member]) @ scaled)
+
+
+def _strata(w: np.ndarray, strata: np.ndarray | None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Each row's stratum, the weights within each (rows, strata), and w_r²·R/(R − 1) of its stratum."""
+    member = np.zeros(len(w), dtype=int) if strata is None else strata
+    of = np.eye(member.max() + 1)[member]
+    within, count = of * w[:, None] / (w @ of), of.sum(axis=0)
+    return member, within, w**2 * (count / np.maximum(count - 1, 1))[member]
+
+
 def interval(
-    sides: list[np.ndarray], weights: np.ndarray, *, coverage: float = LEVEL, n: tuple[int, ...] | None = None
+    sides: list[np.ndarray],
+    weights: np.ndarray,
+    *,
+    coverage: float = LEVEL,
+    n: tuple[int, ...] | None = None,
+    strata: np.ndarray | None = None,
 ) -> Estimate:
     """D ± t_ν·√V over other seeds and other rows, V and ν from `parts`.
 
@@ -130,7 +150,7 @@ def interval(
     if min(len(x) for x in sides) < 2 or len(weights) < 2:
         value = [float((x @ weights / weights.sum()).mean()) for x in sides]
         return seeds.interval(value[0] - sum(value[1:]), None, 0, coverage, n, method)
-    found = parts(sides, weights)
+    found = parts(sides, weights, strata)
     return seeds.interval(found.difference, found.variance, found.df(coverage), coverage, n, method, scale=scale)
 
 

@@ -26,6 +26,8 @@ class Runs:
         values: (runs, rows), the outcome of each row in each run.
         weights: (rows,), above zero; a run's outcome is Σ w_r·x_r/Σ w_r.
         seeds: what tells the runs apart, one a run; equal ones in two arms are a pair. No two may be equal.
+        strata: (rows,) whole numbers: the task that a row is of, where the outcome is an average over tasks. Other rows
+            are then other rows of the same tasks. None: one stratum.
 
     Raises:
         InputError: shapes that do not fit, no run or no row, a number that is not finite, a weight that is not above
@@ -35,6 +37,7 @@ class Runs:
     values: np.ndarray
     weights: np.ndarray
     seeds: tuple[Hashable, ...]
+    strata: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         values, weights = np.asarray(self.values, dtype=np.float64), np.asarray(self.weights, dtype=np.float64)
@@ -47,6 +50,10 @@ class Runs:
             raise InputError(f"{values.shape[1]} rows ask for as many weights; found shape {weights.shape}")
         if len(self.seeds) != len(values):
             raise InputError(f"{len(values)} runs ask for as many seeds; found {len(self.seeds)}")
+        if self.strata is not None:
+            object.__setattr__(self, "strata", np.unique(np.asarray(self.strata), return_inverse=True)[1])
+            if self.strata.shape != weights.shape:
+                raise InputError(f"{values.shape[1]} rows ask for as many strata; found shape {self.strata.shape}")
         for seed in self.seeds:
             if self.seeds.count(seed) > 1:
                 raise InputError(f"seed {seed!r} stands for {self.seeds.count(seed)} runs of one arm; each has its own")
@@ -85,6 +92,24 @@ class Runs:
         """Scores (runs, rows) in [0, 1], every row alike: a run's outcome is their mean."""
         table = np.asarray(scores, dtype=np.float64)
         return cls(table, np.ones(table.shape[-1] if table.ndim else 0), tuple(seeds))
+
+    @classmethod
+    def average(cls, parts: Sequence[Runs]) -> Runs:
+        """Several tasks as one outcome, the plain average over tasks, of the seeds that all have; tasks are strata.
+
+        Raises:
+            InputError: no task, or no seed that all tasks have.
+        """
+        seeds = [s for s in parts[0].seeds if all(s in part.seeds for part in parts)] if parts else []
+        if not seeds:
+            raise InputError(f"an average over tasks needs a seed that all {len(parts)} tasks have")
+        chosen = [part.values[[part.seeds.index(s) for s in seeds]] for part in parts]
+        return cls(
+            np.concatenate(chosen, axis=1),
+            np.concatenate([part.shares for part in parts]),
+            tuple(seeds),
+            np.repeat(np.arange(len(parts)), [len(part.weights) for part in parts]),
+        )
 
     @property
     def shares(self) -> np.ndarray:
