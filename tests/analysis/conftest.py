@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 
-def _load():
-    spec = importlib.util.spec_from_file_location("analysis_builders", Path(__file__).with_name("builders.py"))
+def _load(name="builders"):
+    spec = importlib.util.spec_from_file_location(f"analysis_{name}", Path(__file__).with_name(f"{name}.py"))
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
@@ -21,6 +21,22 @@ def _load():
 def builders():
     """The module that writes studies."""
     return _load()
+
+
+@pytest.fixture(scope="session")
+def trained():
+    """The module that writes fine-tuning studies."""
+    return _load("trained_builders")
+
+
+@pytest.fixture
+def made(trained, tmp_path):
+    """Keyword arguments of `study` → a builder of that fine-tuning study in a folder of its own."""
+
+    def make(name: str = "study", *, rows: int = 60, values=None, **study):
+        return trained.Builder(tmp_path / name, trained.study(**study), rows=rows, values=values)
+
+    return make
 
 
 @pytest.fixture

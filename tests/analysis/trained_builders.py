@@ -184,8 +184,15 @@ class Builder:
         }
         return Trained.model_validate(given | changed).save(folder / "report.json")
 
-    def session(self, name: str, speeds: dict[tuple[str, int], list[float]], **changed: Any) -> Path:
-        """One timing session: (arm, duplicate) → steps a second, round by round; 64 tokens a step."""
+    def session(
+        self,
+        name: str,
+        speeds: dict[tuple[str, int], list[float]],
+        *,
+        peaks: dict[str, float] | None = None,
+        **changed: Any,
+    ) -> Path:
+        """One timing session: (arm, duplicate) → steps a second, round by round; 64 tokens a step; peaks in GiB."""
         arms = [
             Timed(
                 arm=arm,
@@ -198,7 +205,10 @@ class Builder:
                     for n, value in enumerate(values)
                 ],
                 memory=Memory(
-                    base_allocated=GIB, base_reserved=2 * GIB, peak_allocated=(3 + at) * GIB, peak_reserved=9 * GIB
+                    base_allocated=GIB,
+                    base_reserved=2 * GIB,
+                    peak_allocated=int((peaks or {}).get(arm, 3 + at) * GIB),
+                    peak_reserved=9 * GIB,
                 ),
                 profile={"matrix products": 0.6, "host": 0.4},
             )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import datetime
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from toolkit.analysis.reading.missing import missing
@@ -14,6 +15,8 @@ from toolkit.records.lock import LOCK, Lock, differences
 
 if TYPE_CHECKING:
     from toolkit.analysis.reading.reports import Mark, Results
+    from toolkit.records.finetuning import FineTuning
+    from toolkit.records.study import Study
 
 
 @dataclass(frozen=True)
@@ -42,32 +45,48 @@ def status(results: Results) -> Status:
     weights and texts, was written before the first run started, every report carries its hash, and every declared run
     is there.
     """
-    path = results.folder / LOCK
-    carried = [mark for mark in results.marks if mark.lock is not None]
+    hashes = {name: text.sha256 for name, text in results.texts.items()}
+    return judged(results.folder, results.study, results.fingerprint, hashes, results.marks, missing(results))
+
+
+def judged(
+    folder: Path,
+    study: Study | FineTuning,
+    fingerprint: str,
+    texts: Mapping[str, str],
+    marks: Sequence[Mark],
+    lost: Sequence[str],
+) -> Status:
+    """As `status`, of a study of any kind.
+
+    Args:
+        folder: of the results.
+        texts: name → SHA-256 of what the reports tell of.
+        marks: one a report.
+        lost: declared runs that are missing, in words.
+    """
+    path = folder / LOCK
+    carried = [mark for mark in marks if mark.lock is not None]
     if not path.exists():
         reason = f"there is no {LOCK}: the analysis was not locked before the first run (toolkit lock STUDY)"
         if carried:
-            reason = (
-                f"{LOCK} is missing, although {_some(carried, len(results.marks))} {_carry(carried)} the hash of a lock"
-            )
+            reason = f"{LOCK} is missing, although {_some(carried, len(marks))} {_carry(carried)} the hash of a lock"
         return Status(False, (reason,), None)
     try:
         lock = Lock.load(path)
     except InputError as error:
         return Status(False, ("the lock is damaged: " + str(error).replace(str(path), LOCK),), None)
     found = lock.hash
-    hashes = {name: text.sha256 for name, text in results.texts.items()}
     reasons = [
-        *differences(lock, results.study, results.fingerprint, hashes),
-        *_carried(found, results.marks),
-        *_younger(lock, results.marks),
-        *_incomplete(results),
+        *differences(lock, study, fingerprint, texts),
+        *_carried(found, marks),
+        *_younger(lock, marks),
+        *_incomplete(lost),
     ]
     return Status(not reasons, tuple(reasons), found)
 
 
-def _incomplete(results: Results) -> Iterator[str]:
-    lost = missing(results)
+def _incomplete(lost: Sequence[str]) -> Iterator[str]:
     if lost:
         more = f" and {len(lost) - 5} more" if len(lost) > 5 else ""
         yield f"the study is incomplete: {len(lost)} of its runs are missing ({', '.join(lost[:5])}{more})"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from toolkit.analysis.reading.kinds import places
-from toolkit.analysis.reading.reports import same
+from toolkit.analysis.reading.reports import Mark, same
 from toolkit.analysis.reading.trained_file import TrainedRun, read_trained
 from toolkit.errors import InputError
 from toolkit.records.finetuning import Composition, FineTuning
@@ -60,6 +60,21 @@ class TrainedResults:
     untrained: dict[str, TrainedRun]
     others: tuple[TrainedRun, ...]
     missing: tuple[Key, ...]
+
+    @property
+    def marks(self) -> tuple[Mark, ...]:
+        """Which lock each report carries and when it was made, in the order of their paths."""
+        runs = [*self.runs.values(), *self.untrained.values(), *self.others]
+        return tuple(Mark(run.path, run.lock, run.started) for run in sorted(runs, key=lambda run: run.path))
+
+    @property
+    def texts(self) -> dict[str, str]:
+        """Task and split → SHA-256 of its rows, as a lock names them."""
+        found = {}
+        for key, run in self.runs.items():
+            found.setdefault(f"{key.task} train", run.train.sha256)
+            found.setdefault(f"{key.task} {'tune' if key.role == 'tune' else 'test'}", run.test.sha256)
+        return found
 
     @property
     def any(self) -> TrainedRun | None:

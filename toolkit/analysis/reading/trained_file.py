@@ -38,7 +38,9 @@ class TrainedRun:
     """One report, cut down; the attributes are those of `toolkit.records.trained.Trained`.
 
     Attributes:
+        note: of the reference weights.
         memory: bytes by name, as `toolkit.records.report.Provenance.peak_memory`.
+        started: when it was made, UTC.
     """
 
     path: Path
@@ -71,6 +73,8 @@ class TrainedRun:
     device: str
     dtype: str
     commit: str | None
+    lock: str | None = None
+    started: str | None = None
 
     @property
     def fatal(self) -> Flag | None:
@@ -139,6 +143,8 @@ def read_trained(path: Path) -> TrainedRun:
         device=report.provenance.device,
         dtype=report.provenance.compute_dtype,
         commit=report.provenance.commit,
+        lock=report.lock,
+        started=report.provenance.started,
     )
 
 

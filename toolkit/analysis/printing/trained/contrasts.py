@@ -157,11 +157,9 @@ def _over_tasks(
         if any(table is None for table in tables):
             return None
         whole = [table for table in tables if table is not None]
-        seeds = [seed for seed in whole[0].seeds if all(seed in table.seeds for table in whole)]
-        if not seeds:
+        if not set.intersection(*(set(table.seeds) for table in whole)):
             return None
-        values = np.concatenate([table.values[[table.seeds.index(s) for s in seeds]] for table in whole], axis=1)
-        sides.append(Runs(values, np.concatenate([table.shares for table in whole]), tuple(seeds)))
+        sides.append(Runs.average(whole))
     if own and not any(results.of(task, arm, own=True) for task in results.tasks for arm in pair[:2]):
         return None
     return _compared(results, sides[0], sides[1], pair, AVERAGE, outcome, own) | {"why": pair[2]}
@@ -173,13 +171,14 @@ def _compared(
     from toolkit.analysis.statistics.contrasts import contrast
 
     analysis = results.study.analysis
+    primary = outcome == analysis.outcome and not own
     found: Contrast = contrast(
         a,
         b,
         paired=analysis.paired,
         coverage=1 - analysis.level,
         margin=analysis.margin if outcome == analysis.outcome else None,
-        resamples=analysis.resamples,
+        resamples=analysis.resamples if primary and task != AVERAGE else None,
         what=f"{pair[0]} − {pair[1]} on {task}",
     )
     notes = [note for note in found.notes if note != UNKNOWN]
@@ -187,7 +186,7 @@ def _compared(
         notes.append(f"{ONCE}: one random draw serves all seeds")
     return {
         "outcome": outcome,
-        "primary": outcome == analysis.outcome and not own,
+        "primary": primary,
         "task": task,
         "own": own,
         "first": pair[0],

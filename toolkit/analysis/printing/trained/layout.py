@@ -11,8 +11,8 @@ MOST = 40
 
 def caption(data: dict[str, Any]) -> list[str]:
     """One sentence a line."""
-    lines = [_status(data)] if "status" in data else []
-    lines += [
+    lines = [
+        status(data),
         f"Study {data['study']} ({data['form']} form): {data['question']}",
         f"Model: {data['model']} (weights {data['fingerprint'][:12]}).",
     ]
@@ -40,7 +40,8 @@ def caption(data: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _status(data: dict[str, Any]) -> str:
+def status(data: dict[str, Any]) -> str:
+    """Confirmatory or exploratory, and why."""
     found = data["status"]
     if not found["confirmatory"]:
         return f"Exploratory: {'; '.join(found['reasons'])}."

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from toolkit.analysis.certificates import locks
 from toolkit.analysis.printing.trained import KIND, arms, contrasts, noise, sentences, timing, tuning
 from toolkit.analysis.reading.outcomes import Reader
 from toolkit.analysis.reading.sessions import read_sessions
@@ -19,9 +20,10 @@ def summary(study: str | os.PathLike[str] | TrainedResults) -> dict[str, Any]:
     """Everything that a fine-tuning study's table states, as plain JSON data.
 
     Returns:
-        `arms` (one entry a task, set and arm), `averages` (with and without flagged sets), `contrasts`, `noise` (the
-        A/A arm), `tune`, `timing`, `runs` (one entry a run), `unfinished`, `missing`, `sentences`, `notes`, and what
-        was run. Losses are in nats a target token, scores and shares are fractions, memory is in bytes.
+        `status` (confirmatory, or exploratory and why), `arms` (one entry a task, set and arm), `averages` (with and
+        without flagged sets), `contrasts`, `noise` (the A/A arm), `tune`, `timing`, `runs` (one entry a run),
+        `unfinished`, `missing`, `sentences`, `notes`, and what was run. Losses are in nats a target token, scores and
+        shares are fractions, memory is in bytes.
 
     Raises:
         InputError: as `toolkit.analysis.reading.trained.read`, `toolkit.analysis.reading.outcomes.Reader` and
@@ -30,7 +32,10 @@ def summary(study: str | os.PathLike[str] | TrainedResults) -> dict[str, Any]:
     results = study if isinstance(study, TrainedResults) else read(study)
     sessions = read_sessions(results.folder, results.study.name)
     reader = Reader()
-    for run in results.runs.values():  # every report is held to its rows, and the arms of a task to the same rows
+    for run in [
+        *results.runs.values(),
+        *results.untrained.values(),
+    ]:  # every report is held to its rows, and the arms of a task to the same rows
         if run.finished:
             reader.outcomes(run)
     declared, one = results.study, results.any
@@ -62,6 +67,7 @@ def summary(study: str | os.PathLike[str] | TrainedResults) -> dict[str, Any]:
         "unfinished": arms.unfinished(results),
         "missing": [str(key) for key in results.missing],
     }
+    data["status"] = _status(results)
     data["sentences"] = sentences.sentences(data)
     data["notes"] = sentences.notes(results, data)
     return data
@@ -71,6 +77,16 @@ def _model(results: TrainedResults, sessions: list[Session]) -> tuple[str, str]:
     if results.any is not None:
         return results.any.model, results.any.fingerprint
     return sessions[0].model, sessions[0].fingerprint
+
+
+def _status(results: TrainedResults) -> dict[str, Any]:
+    """Whether the trained results are confirmatory; timing sessions alone claim nothing that is locked."""
+    if results.any is None:
+        reasons = ["there are timing sessions alone, and no run"]
+        return {"confirmatory": False, "reasons": reasons, "lock": None}
+    lost = [str(key) for key in results.missing] + [f"{run.name} (not finished)" for run in results.unfinished]
+    found = locks.judged(results.folder, results.study, results.any.fingerprint, results.texts, results.marks, lost)
+    return {"confirmatory": found.confirmatory, "reasons": list(found.reasons), "lock": found.hash}
 
 
 def _task(results: TrainedResults, task: str) -> dict[str, Any]:

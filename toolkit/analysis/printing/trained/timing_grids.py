@@ -93,7 +93,8 @@ def _sessions(timing: dict[str, Any]) -> Grid:
     heading += ["clock MHz", "kept", "independent", "state"]
     title = (
         f"Timing sessions on task {timing['task']}: the floor is the upper 95% bound of the gap between two runs of "
-        "one configuration, from the baseline's duplicates; one gap is the paper's floor; seconds of each arm in each round"
+        "one configuration, from the baseline's duplicates; one gap is the paper's floor; seconds of each arm in "
+        "each round"
     )
     return Grid(title, heading, rows)
 
@@ -124,8 +125,8 @@ def _speeds(timing: dict[str, Any]) -> Grid:
     heading += ["ratio within rounds", "verdict"]
     title = (
         "Optimizer steps a second of every arm and session (mean of the fastest half of the rounds, median, mean, "
-        "best), real tokens a second, margin over the mean of the baseline's runs, and the geometric mean of the ratio to the "
-        "baseline's other runs within rounds, with its 95% interval"
+        "best), real tokens a second, margin over the mean of the baseline's runs, and the geometric mean of the ratio "
+        "to the baseline's other runs within rounds, with its 95% interval"
     )
     return Grid(title, heading, rows, breaks)
 
