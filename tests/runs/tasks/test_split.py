@@ -93,6 +93,7 @@ def test_a_byte_order_mark_and_windows_line_ends_are_read(task, tmp_path):
         ('{"sentence": "a", "label": "1"}\n', r"found label '1'; allowed: 0, 1"),
         ('{"sentence": "a", "label": true}\n', r"found label True; allowed: 0, 1"),
         ('{"sentence": "a", "label": 1}\n{"sentence": "  ", "label": 1}\n', r"row 1: column 'sentence': found '  '"),
+        ('{"sentence": "a\\ud800", "label": 1}\n', "row 0 holds half of a surrogate pair"),
         ('{"sentence": null, "label": 1}\n', r"column 'sentence': found None; a text is asked for"),
         ('{"sentence": "' + "[" * 10 + '", "label": [[]]}\n', r"found label \[\[\]\]"),
     ],

@@ -129,6 +129,10 @@ def _example(task: Task, row: Mapping[str, Any], where: str) -> Example | None:
 
 def _check(task: Task, example: Example, where: str) -> None:
     """Refuse what cannot be scored: it would be a wrong number later."""
+    try:
+        "".join((example.prompt, example.target, *example.options)).encode()
+    except UnicodeEncodeError:
+        raise InputError(f"{where} holds half of a surrogate pair, which is no text: UTF-8 cannot write it") from None
     if not example.target.strip() and task.scored != "text":
         raise InputError(f"{where}: the target is empty")
     if not example.prompt.strip() and task.scored != "text":
