@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 import toolkit as tk
 from toolkit.registry import registry
 from toolkit.runs.calibration import calibrated
+from toolkit.schemas import file_of
 from toolkit.weights.layers import layers_of
 
 KEY = "gradient-sensitivity"
@@ -239,6 +240,10 @@ def test_the_profiles_json_is_plain(checkpoints, tmp_path):
     profile = tk.profile(folder, progress=False)
     assert "statistics" not in profile.to_json()  # and so the hashes of profiles without any are what they were
     made = calibrated(profile, KEY, model=folder, encoded=rows(2), device="cpu", task="sst2", source="hub")
-    held = json.loads(made.save(tmp_path / "p.json").read_text())["statistics"][KEY]
+    data = json.loads(made.save(tmp_path / "p.json").read_text())
+    jsonschema = pytest.importorskip("jsonschema", reason="needs jsonschema (the test extra)")
+    jsonschema.validate(data, json.loads(file_of("profile").read_text(encoding="utf-8")))
+    assert tk.Profile.load(tmp_path / "p.json") == made
+    held = data["statistics"][KEY]
     assert held["task"] == "sst2" and held["source"] == "hub" and len(held["values"]) == len(profile)
     assert made.hash != profile.hash and made.fingerprint == profile.fingerprint
