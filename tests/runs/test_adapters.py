@@ -285,9 +285,40 @@ def test_a_refused_adapter_changes_nothing(folder):
     save_file(tensors, folder / adapters.WEIGHTS)
     model = build(make(), PLAN)
     before = {n: p.clone() for n, p in adapters.trainable(model).items()}
-    with pytest.raises(InputError, match=r"NaN or infinity in .*v_proj"):
+    with pytest.raises(InputError, match=r"NaN, infinity or no floats in .*v_proj"):
         adapters.load(model, folder)
     assert all(torch.equal(p, before[n]) for n, p in adapters.trainable(model).items())
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[]", "holds list where PEFT's settings"),
+        ("{", "adapter_config.json"),
+        ('{"r": 4}', "gives layer model.layers.0.self_attn.q_proj no scaling"),
+        ('{"r": 0, "lora_alpha": 16}', "no scaling"),
+        ('{"r": 4, "lora_alpha": 16, "rank_pattern": {"(": 4}}', "no scaling"),
+        ('{"r": 4, "lora_alpha": 16, "rank_pattern": {"q_proj": 8}}', "by 2, the model by 4"),
+    ],
+)
+def test_hostile_settings(folder, text, says):
+    (folder / "adapter_config.json").write_text(text)
+    with pytest.raises(InputError, match=says):
+        adapters.load(build(make(), PLAN), folder)
+
+
+def test_an_adapter_on_a_tied_head(tmp_path):
+    """The embedding that it shares its weight with stays what it was, and is not saved."""
+    adapter = Adapter(rank=2, alpha=8, scaler="lora", scaling=4.0)
+    plan = Plan(default=LayerPlan(quantizer="nf4"), layers={"lm_head": LayerPlan(quantizer="none", adapter=adapter)})
+    built = trained(build(make(), plan, dtype="float32"))
+    folder = adapters.save(built, tmp_path)
+    assert set(load_file(folder / adapters.WEIGHTS)) == {f"base_model.model.lm_head.lora_{x}.weight" for x in "AB"}
+    base = build(make(), Plan(default=LayerPlan(quantizer="nf4")), dtype="float32")
+    assert torch.equal(logits(PeftModel.from_pretrained(base, folder).eval()), logits(built))
+    other = build(make(), plan, dtype="float32", seed=3)
+    adapters.load(other, folder)
+    assert torch.equal(logits(other), logits(built))
 
 
 def test_damaged_and_missing_files(folder):

@@ -266,3 +266,27 @@ def test_attention_is_the_one_asked_for(checkpoints):
         build(make(), plan, attention="none such")
     with pytest.raises(InputError, match="cannot load the model"):
         build(checkpoints("llama"), plan, device="cpu", attention="none such")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("arm", ["LoRA", "QLoRA", "QDoRA", "AQLoRA-s, rsLoRA", "DoRA over MXFP4", "range guard"])
+def test_on_a_gpu_an_arm_starts_and_trains_as_on_the_cpu(profiles, arm, tmp_path):
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    plan = plan_of(profiles["llama", torch.float16], arm)
+    here = build(make("llama", torch.float16), plan, dtype="float32", seed=4)
+    there = build(make("llama", torch.float16), plan, device="cuda", dtype="float16", seed=4)
+    for name, parameter in adapters.trainable(here).items():
+        if "lora_A" in name:
+            assert torch.equal(parameter, adapters.trainable(there)[name].cpu())
+    losses = []
+    for model, device in ((here, "cpu"), (there, "cuda")):
+        ids = IDS.to(device)
+        with torch.autocast(device, dtype=torch.float16, enabled=device == "cuda"), adapters.uncast(model):
+            loss = model(input_ids=ids, labels=ids, use_cache=False).loss
+        loss.backward()
+        losses.append(loss.item())
+        assert all(p.grad.isfinite().all() for p in adapters.trainable(model).values())
+    assert abs(losses[0] - losses[1]) < 0.02 * losses[0]
+    folder = adapters.save(there, tmp_path)
+    adapters.load(here, folder)

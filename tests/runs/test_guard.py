@@ -235,6 +235,9 @@ def test_a_guarded_model_computes_what_the_unguarded_one_does(names, base):
 def test_consumers_are_stated():
     said = guard.consumers(build(model(), plan(PLANS["query alone"] + PLANS["mlp down"]), dtype="float16"))
     assert said["model.layers.0.mlp.down_proj"] == "takes float32"
+    stream = guard.receivers(build(model(), plan(["model.layers.1.mlp.down_proj"]), dtype="float16"))
+    inputs = [f"model.layers.2.{x}" for x in ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")]
+    assert stream == [*inputs, "model.layers.2.mlp.gate_proj", "model.layers.2.mlp.up_proj", "lm_head"]
     assert said["model.layers.1.self_attn.q_proj"].startswith("cast to float16, and counted, because in LlamaAttention")
 
 
@@ -296,6 +299,7 @@ def test_the_next_layer_counts_what_its_cast_saturates():
     counted = guard.counts(built)
     assert counted[gate].saturated == 0
     assert counted["model.layers.0.mlp.down_proj"].saturated > 0
+    assert guard.receivers(built) == ["model.layers.0.mlp.down_proj"]
 
 
 @pytest.mark.parametrize("dora", [False, True])
@@ -333,3 +337,25 @@ def test_a_guard_beside_another_compute_dtype_is_refused():
 def test_a_guard_on_a_stacked_expert_is_refused():
     with pytest.raises(InputError, match="a range guard is planned"):
         build(model("mixtral"), Plan(default=LayerPlan(quantizer="nf4", range_guard=True)), dtype="float16")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("scale", [1.0, 1e3, 6e3])
+@pytest.mark.parametrize("quantizer", ["none", "nf4"])
+def test_on_a_gpu_guarded_products_equal_float64(quantizer, scale):
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    frozen = layer(random(96, 160, scale=3).half(), quantizer=quantizer).cuda()
+    weight = frozen.decoded().double()
+    x = (random(33, 160, seed=1) * scale).half().cuda().requires_grad_()
+    with torch.autocast("cuda", dtype=torch.float16):
+        y = frozen(x)
+    exact = x.detach().double() @ weight.T
+    mass = x.detach().double().abs() @ weight.abs().T
+    assert y.dtype == torch.float32 and ((y.double() - exact).abs() <= mass * EXACT).all()
+    incoming = random(33, 96, seed=2).cuda()
+    y.backward(incoming)
+    wanted = incoming.double() @ weight
+    assert ((x.grad.double() - wanted).abs() <= incoming.double().abs() @ weight.abs() * 2 * EXACT).all()
+    k = torch.arange(-126, 128, dtype=torch.int32)
+    assert torch.equal(guard.power_of_two(k.cuda()).cpu(), guard.power_of_two(k))

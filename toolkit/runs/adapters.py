@@ -13,6 +13,7 @@ import hashlib
 import json
 import math
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -138,8 +139,8 @@ def load(model: nn.Module, folder: str | os.PathLike[str]) -> None:
                 f"the adapter in {folder} has {name} of shape {tuple(tensors[name].shape)}, "
                 f"the model's is {tuple(parameter.shape)}"
             )
-        if not bool(tensors[name].isfinite().all()):
-            raise InputError(f"the adapter in {folder} holds NaN or infinity in {name}")
+        if not tensors[name].is_floating_point() or not bool(tensors[name].isfinite().all()):
+            raise InputError(f"the adapter in {folder} holds NaN, infinity or no floats in {name}")
     _check_scaling(model, folder)
     with torch.no_grad():
         for name, parameter in own.items():
@@ -200,25 +201,25 @@ def _named(plan: Plan) -> str:
 
 def _check_scaling(model: nn.Module, folder: Path) -> None:
     """The factor that stock PEFT would use for each layer is the model's own."""
-    config: dict[str, Any] = read_json(folder / CONFIG)
+    config = read_json(folder / CONFIG)
+    if not isinstance(config, dict):
+        raise InputError(f"{folder / CONFIG} holds {type(config).__name__} where PEFT's settings are looked for")
+    for name, module in model.get_base_model().named_modules():
+        if not getattr(module, "lora_A", None):
+            continue
+        found, planned = _scaling_in(config, name, folder), float(next(iter(module.scaling.values())))
+        if not math.isclose(found, planned, rel_tol=1e-12):
+            raise InputError(f"the adapter in {folder} scales layer {name} by {found:.6g}, the model by {planned:.6g}")
+
+
+def _scaling_in(config: dict[str, Any], name: str, folder: Path) -> float:
+    """alpha/r, or alpha/√r under `use_rslora`, as PEFT's patterns give them for a layer."""
     from peft.utils.other import get_pattern_key
 
     ranks, alphas = config.get("rank_pattern") or {}, config.get("alpha_pattern") or {}
-    inner = model.get_base_model()
-    for name, module in inner.named_modules():
-        if not getattr(module, "lora_A", None):
-            continue
+    try:
         rank = ranks.get(get_pattern_key(ranks, name), config.get("r"))
         alpha = alphas.get(get_pattern_key(alphas, name), config.get("lora_alpha"))
-        if not isinstance(rank, int) or not isinstance(alpha, int | float):
-            raise InputError(
-                f"{folder / CONFIG} gives layer {name} rank {rank!r} and alpha {alpha!r}; numbers are needed"
-            )
-        found = alpha / math.sqrt(rank) if config.get("use_rslora") else alpha / rank
-        planned = float(next(iter(module.scaling.values())))
-        if not math.isclose(found, planned, rel_tol=1e-12):
-            raise InputError(f"the adapter in {folder} scales layer {name} by {found:.6g}, the model by {planned:.6g}")
-        there, here = bool(config.get("use_dora")), len(module.lora_magnitude_vector) > 0
-        if there != here:
-            with_, without = ("the adapter", "the model") if there else ("the model", "the adapter")
-            raise InputError(f"{folder}: {with_} has DoRA's magnitudes at layer {name}, and {without} has none")
+        return float(alpha) / (math.sqrt(rank) if config.get("use_rslora") else rank)
+    except (AttributeError, TypeError, ValueError, ZeroDivisionError, re.error) as error:
+        raise InputError(f"{folder / CONFIG} gives layer {name} no scaling: {error}") from None

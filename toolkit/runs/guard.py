@@ -56,6 +56,7 @@ class Counter(nn.Module):
 
     def __init__(self, device: torch.device | str | None = None) -> None:
         super().__init__()
+        self.receives = False
         self.register_buffer("numbers", torch.zeros(4, dtype=torch.int64, device=device), persistent=False)
 
     def read(self) -> Counts:
@@ -136,13 +137,7 @@ def power_of_two(k: torch.Tensor) -> torch.Tensor:
 
 def counts(model: nn.Module) -> dict[str, Counts]:
     """Layer → counts, of every layer that is guarded, computes in float32 beside float16, or receives float32."""
-    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
-    found = {}
-    for name, module in inner.named_modules():
-        if isinstance(module, Counter):
-            path = name.rpartition(".")[0].replace(".base_layer", "")
-            found[path] = module.read()
-    return found
+    return {name: counter.read() for name, counter in _counters(model).items()}
 
 
 def totals(model: nn.Module) -> dict[str, int]:
@@ -156,17 +151,26 @@ def totals(model: nn.Module) -> dict[str, int]:
 
 
 def consumers(model: nn.Module) -> dict[str, str]:
-    """Guarded layer → what becomes of its float32 answer."""
+    """Guarded layer → what becomes of its float32 answer; `receivers` says where it is narrowed later on."""
     return {name: guard.consumer for name, guard in _guards(model).items()}
 
 
-def _guards(model: nn.Module) -> dict[str, Guard]:
+def receivers(model: nn.Module) -> list[str]:
+    """Layers that are given float32, by a guarded layer or by the stream that it made float32, and narrow it."""
+    return [name for name, counter in _counters(model).items() if counter.receives]
+
+
+def _counters(model: nn.Module) -> dict[str, Counter]:
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
     return {
-        name.rpartition(".")[0].replace(".base_layer", ""): module
+        name.rpartition(".")[0].removesuffix(".base_layer"): module
         for name, module in inner.named_modules()
-        if isinstance(module, Guard)
+        if isinstance(module, Counter)
     }
+
+
+def _guards(model: nn.Module) -> dict[str, Guard]:
+    return {name: counter for name, counter in _counters(model).items() if isinstance(counter, Guard)}
 
 
 @torch.no_grad()
@@ -205,6 +209,7 @@ def settle(model: nn.Module, run: Callable[[], Any] | None = None) -> None:
                 guard.consumer = f"cast to float16, and counted, because in {watch.running} {str(error)[:120]}"
     for module in watch.widened.values():
         counter = Counter(device)
+        counter.receives = True
         module.add_module("received", counter)
         module.register_forward_pre_hook(counter.receive)
     for module in model.modules():
