@@ -62,7 +62,24 @@ def time_(
         seed=seed,
         beside_others=beside_others,
     )
+    _tell(path)
     print(f"session in {path}", file=sys.stderr)
+
+
+def _tell(path: Path) -> None:
+    """What the session alone says, on stderr; `toolkit table` has the numbers, and all sessions together."""
+    from toolkit.analysis.printing.trained.timing import timing
+    from toolkit.analysis.printing.trained.timing_sentences import sentences
+    from toolkit.records.finetuning import FineTuning
+    from toolkit.records.session import Session
+    from toolkit.records.study import STUDY_COPY
+
+    found = timing([Session.load(path)], FineTuning.load(path.parent.parent / STUDY_COPY))
+    (session,) = found["sessions"]
+    notes = [*session["labels"], *(f"throttled: {reason}" for reason in session["throttled"])]
+    notes += [f"other load: {load}" for load in session["load"][:3]]
+    for line in [*sentences(found), f"{session['sentence']}.", *(f"note: {note}" for note in notes)]:
+        print(line, file=sys.stderr)
 
 
 def _one_after_the_other(count: int, arguments: list[str]) -> None:

@@ -379,7 +379,7 @@ class CpuWatch:
         used = self._others()
         return Seen(
             clock=float(speed.current) if speed is not None and speed.current else None,
-            load=[f"other processes: {used:.1f} CPUs"] if used > SLACK else [],
+            load=[f"others on {max(0.5, round(2 * used) / 2):g} CPUs"] if used > SLACK else [],
         )
 
     def _others(self) -> float:

@@ -47,6 +47,9 @@ def free(device: torch.device) -> None:
     gc.collect()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+        clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
+        if clear is not None:  # else the first arm's workspace stands in the base of every later one
+            clear()
         torch.cuda.empty_cache()
         return
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc keeps freed pages, and they count as resident

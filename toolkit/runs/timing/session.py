@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 _made_here = 0
 """Sessions that this process has made."""
 
-MOST_SECONDS_LEFT_OUT = 3
-
 
 @dataclasses.dataclass(frozen=True)
 class Arm:
@@ -157,6 +155,9 @@ class Rounds:
                 self._profile(get)
 
     def _measure_memory(self, baseline: str) -> None:
+        if self._bench.device.type != "cuda":  # what a process keeps from its first steps counts as resident
+            self._say("first steps of the process")
+            self._bench.memory(baseline)
         for arm in dict.fromkeys(entry.arm for entry in self.entries):
             self._say(f"memory of {arm}")
             try:
@@ -285,9 +286,10 @@ def make(
     labels = [*watch.labels, *rounds.labels]
     if _made_here:
         labels.append("not the first session of its process: not independent of the one before")
-    if allocator := os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or os.environ.get("PYTORCH_ALLOC_CONF"):
-        labels.append(f"allocator: {allocator}")
-    if bench.device.type != "cuda":
+    if bench.device.type == "cuda":
+        if allocator := os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF"):
+            labels.append(f"allocator: {allocator}")
+    else:
         labels.append("memory: resident sizes of the process; on a CPU nothing is reserved apart")
     _made_here += 1
     return Session(
