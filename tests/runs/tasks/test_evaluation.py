@@ -12,7 +12,7 @@ from toolkit.errors import InputError
 from toolkit.interfaces import Example, Windows
 from toolkit.records.trained import ROW
 from toolkit.registry import registry
-from toolkit.runs.tasks import evaluate, read
+from toolkit.runs.tasks import check_task, evaluate, read
 from toolkit.runs.tasks.encoding import encode
 from toolkit.runs.tasks.summary import chance
 from toolkit.runs.tasks.text import cut_text
@@ -152,6 +152,10 @@ def test_too_long_for_the_model(made, tokenizer):
     model = made.tiny(context=32)
     with pytest.raises(InputError, match=r"30 tokens and 6 generated ones .* at most 32"):
         evaluate(model, tokenizer, made.Generated(), made.split(Example("a", "b")), length=30, batch=1)
+    with pytest.raises(InputError, match=r"task wikitext2\(window=40\): length: 40 tokens .* at most 32"):
+        check_task(model, registry.make("task", "wikitext2(window=40)"), 16)
+    check_task(model, registry.make("task", "wikitext2(window=32)"), 16)
+    check_task(model, made.Toy(), 32)
     with pytest.raises(InputError, match="batch: 0"):
         evaluate(model, tokenizer, made.Toy(), made.split(*ROWS), length=30, batch=0)
 

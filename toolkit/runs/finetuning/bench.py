@@ -18,7 +18,7 @@ from toolkit.errors import InputError, RunError
 from toolkit.records.trained import Trained
 from toolkit.runs.finetuning.attempt import ADAPTER, DIED, MEMORY, SCORING, Attempt, Planned, Setup
 from toolkit.runs.finetuning.data import encoded, record
-from toolkit.runs.tasks import Encoded, Evaluated, evaluate, padding
+from toolkit.runs.tasks import Encoded, Evaluated, check_task, evaluate, padding
 
 if TYPE_CHECKING:
     from torch import nn
@@ -101,6 +101,7 @@ class Bench:
         attempt.doing = "building the model"
         set_seed(run.seeds.adapter)
         model = self._built(attempt.planned)
+        check_task(model, self.setup.rows[run.task].task, levers.length)  # before the time of a training is spent
         self._recorder.mark()
         attempt.trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
         if run.trains:

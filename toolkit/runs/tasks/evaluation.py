@@ -73,8 +73,8 @@ def evaluate(
         return _own(model, tokenizer, task, split, length, batch)
     if task.scored == "text":
         return _text(model, tokenizer, task, split, length, batch, progress)
+    check_task(model, task, length)
     generated = task.scored == "generation"
-    check_length(model, length, task.new_tokens if generated else 0)
     kept, encoded, shortened = _fitting(tokenizer, task, split, length)
     halvings = Halvings()
     pad = padding(tokenizer)
@@ -129,6 +129,20 @@ def evaluate(
         )
     cut = len(split.examples) - len(kept)
     return Evaluated(rows, scores, flags(scores, cut=cut, shortened=shortened, halved=halvings.count), cut)
+
+
+def check_task(model: Any, task: Task, length: int) -> None:
+    """Refuse, before anything is trained, a length at which the model cannot be scored.
+
+    Raises:
+        InputError: prompt, target and what is generated, or a window, are longer than what the model reads.
+    """
+    try:
+        check_length(model, length, task.new_tokens if task.scored == "generation" else 0)
+        if task.scored == "text":
+            check_length(model, task.windows(length).window)
+    except InputError as error:
+        raise InputError(f"task {task.key}: {error}") from None
 
 
 def _fitting(tokenizer: Any, task: Task, split: Split, length: int) -> tuple[list[int], list[list[Encoded]], int]:
@@ -188,8 +202,8 @@ def _text(
     model: Any, tokenizer: Any, task: Task, split: Split, length: int, batch: int, progress: Progress | None
 ) -> Evaluated:
     """Windows of running text: their losses, and the perplexity of all."""
+    check_task(model, task, length)
     cut = task.windows(length)
-    check_length(model, cut.window)
     windows = cut_text(tokenizer, "".join(example.target for example in split.examples), cut, split.limit, task.key)
     halvings = Halvings()
     told = _teller(progress, len(windows), len(windows))
@@ -213,7 +227,7 @@ def _text(
 
 def _own(model: Any, tokenizer: Any, task: Task, split: Split, length: int, batch: int) -> Evaluated:
     """A task that does its own scoring; the gold targets' losses are measured as everywhere, null where one is cut."""
-    check_length(model, length)
+    check_task(model, task, length)
     scored, further = task.score(model, tokenizer, limit=split.limit, length=length, batch=batch)
     if not scored:
         raise InputError(f"task {task.key} scored no row")
