@@ -25,6 +25,8 @@ class Levers(Record):
         checkpointing: non-reentrant gradient checkpointing of every block.
         backward_stop: run no backward pass below the lowest adapted block.
         deterministic: deterministic kernels only.
+        graphs: replay forward and backward as CUDA graphs, one a shape, with rows padded to multiples of 32 tokens:
+            for small models, whose steps a GPU waits for (`toolkit.runs.training.graphs`).
     """
 
     rank: int = Field(default=8, gt=0)
@@ -45,6 +47,7 @@ class Levers(Record):
     checkpointing: bool = False
     backward_stop: bool = True
     deterministic: bool = False
+    graphs: bool = False
 
 
 class Seeds(Record):

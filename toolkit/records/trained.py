@@ -76,6 +76,7 @@ class Course(Record):
     paused: float = 0.0
     lowest: int | None = None
     scale: float | None = None
+    replayed: int = Field(default=0, description="micro-batches replayed as CUDA graphs")
     trainable: int = Field(description="parameters that were trained")
 
     @property

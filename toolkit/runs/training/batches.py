@@ -24,6 +24,9 @@ GROUP = 50
 MULTIPLE = 8
 """Rows are padded to a multiple of so many tokens, which tensor cores ask for; on every device alike."""
 
+COARSE = 32
+"""The same under the lever `graphs`, and for the number of target tokens: fewer shapes, each captured once."""
+
 IGNORED = -100
 
 
@@ -55,9 +58,9 @@ def order(lengths: Sequence[int], batch: int, seed: int, epoch: int, *, group: b
     return batches
 
 
-def padded(lengths: Sequence[int]) -> int:
-    """Tokens of each row of a batch: the longest, rounded up to `MULTIPLE`."""
-    return math.ceil(max(lengths) / MULTIPLE) * MULTIPLE
+def padded(lengths: Sequence[int], multiple: int = MULTIPLE) -> int:
+    """Tokens of each row of a batch: the longest, rounded up."""
+    return math.ceil(max(lengths) / multiple) * multiple
 
 
 @dataclass(frozen=True)
@@ -135,19 +138,23 @@ def schedule(
             number += 1
         del micro[levers.steps * levers.accumulation :]
     steps = [micro[at : at + levers.accumulation] for at in range(0, len(micro), levers.accumulation)]
+    multiple = COARSE if levers.graphs else MULTIPLE
     return Schedule(
         steps=steps,
         target=[sum(targets[row] for rows in step for row in rows) for step in steps],
         real=[sum(lengths[row] for rows in step for row in rows) for step in steps],
-        computed=[sum(len(rows) * padded([lengths[row] for row in rows]) for rows in step) for step in steps],
+        computed=[sum(len(rows) * padded([lengths[row] for row in rows], multiple) for rows in step) for step in steps],
     )
 
 
-def collate(rows: Sequence[Encoded], pad: int) -> dict[str, Any]:
+def collate(rows: Sequence[Encoded], pad: int, *, coarse: bool = False) -> dict[str, Any]:
     """One micro-batch: token ids padded on the right, and where the target tokens stand.
 
     No attention mask: under causal attention no real token sees the padding to its right, and the loss is taken at
     real tokens only, so loss and gradient are those of the masked batch, and attention keeps its fast causal kernels.
+
+    Args:
+        coarse: pad the rows, and the targets with ignored ones, to multiples of `COARSE`.
 
     Returns:
         `input_ids` int64 (rows, length); `positions` int64 (targets,), into the flattened batch, of the tokens before
@@ -158,12 +165,16 @@ def collate(rows: Sequence[Encoded], pad: int) -> dict[str, Any]:
     if not rows:
         ids = torch.full((1, MULTIPLE), pad)
         return {"input_ids": ids, "positions": torch.zeros(1, dtype=torch.long), "targets": torch.tensor([IGNORED])}
-    width = padded([len(row.ids) for row in rows])
+    width = padded([len(row.ids) for row in rows], COARSE if coarse else MULTIPLE)
     positions, targets = [], []
     for number, row in enumerate(rows):
         for at in range(1, len(row.ids)):
             if row.target[at]:
                 positions.append(number * width + at - 1)
                 targets.append(row.ids[at])
+    if coarse:
+        more = -len(targets) % COARSE
+        positions += [0] * more
+        targets += [IGNORED] * more
     ids = torch.tensor([[*row.ids, *[pad] * (width - len(row.ids))] for row in rows])
     return {"input_ids": ids, "positions": torch.tensor(positions), "targets": torch.tensor(targets)}

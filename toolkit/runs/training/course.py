@@ -92,6 +92,7 @@ def course(
     lowest: int | None,
     scale: float | None,
     trainable: int,
+    replayed: int = 0,
 ) -> Course:
     """What is reported of the first `steps` steps.
 
@@ -118,4 +119,5 @@ def course(
         lowest=lowest,
         scale=scale,
         trainable=trainable,
+        replayed=replayed,
     )

@@ -27,6 +27,7 @@ from toolkit.runs.adapters import uncast
 from toolkit.runs.training import checkpoints
 from toolkit.runs.training.backward import bare_model, blocks_of, lowest_block, run_through, stop_backward
 from toolkit.runs.training.batches import Schedule, collate, schedule
+from toolkit.runs.training.graphs import Graphs, own_stream, refused
 from toolkit.runs.training.loss import TargetLoss
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ class FairTrainer(Trainer):
         self.losses: list[torch.Tensor] = []
         self.norms: list[torch.Tensor] = []
         self.broken = torch.zeros((), dtype=torch.bool, device=self.args.device)
+        self.graphs: Graphs | None = None
         self._loss: TargetLoss | None = None
         self._sum = torch.zeros((), device=self.args.device)
         self._extra: dict[str, Any] = {}
@@ -75,7 +77,7 @@ class FairTrainer(Trainer):
         return DataLoader(
             self.data,
             batch_sampler=mine,
-            collate_fn=lambda rows: collate(rows, self.pad),
+            collate_fn=lambda rows: collate(rows, self.pad, coarse=self.levers.graphs),
             pin_memory=self.args.device.type == "cuda",
         )
 
@@ -106,12 +108,19 @@ class FairTrainer(Trainer):
     ) -> torch.Tensor:
         """Forward and backward of one micro-batch; the model's mode was set once, before the first."""
         inputs = self._prepare_inputs(inputs)
-        with self.compute_loss_context_manager():
-            loss = self.compute_loss(model, inputs, num_items_in_batch=num_items_in_batch)
-        self.accelerator.backward(loss)
-        loss = loss.detach()
+        if self.graphs is None:
+            loss = self._forward_backward(model, inputs, num_items_in_batch)
+        else:
+            loss = self.graphs(inputs, num_items_in_batch)
         self._sum += loss
         return loss
+
+    def _forward_backward(self, model: nn.Module, inputs: dict[str, torch.Tensor], count: Any) -> torch.Tensor:
+        """Gradients are added to the parameters'; the loss comes back, detached."""
+        with self.compute_loss_context_manager():
+            loss = self.compute_loss(model, inputs, num_items_in_batch=count)
+        self.accelerator.backward(loss)
+        return loss.detach()
 
     def floating_point_ops(self, inputs: Any) -> int:
         """Not counted: the stock count walks over all modules for every micro-batch."""
@@ -149,7 +158,7 @@ class FairTrainer(Trainer):
         try:
             autocast = self.args.bf16 or self.args.fp16
             narrow = uncast(self.model) if autocast else contextlib.nullcontext()
-            with _dropout(self.model, self.levers.dropout), narrow:
+            with _dropout(self.model, self.levers.dropout), narrow, self._graphed():
                 self.model.train()
                 yield
         finally:
@@ -164,6 +173,26 @@ class FairTrainer(Trainer):
             self.model.eval()
             if config is not None and cached is not None:
                 config.use_cache = cached
+
+    @property
+    def not_graphed(self) -> str | None:
+        """Why the lever `graphs` has no effect, or None."""
+        if not self.levers.graphs:
+            return None
+        scaled = self.accelerator.scaler is not None
+        reason = refused(self.levers.checkpointing, self.args.device, self.args.world_size, scaled)
+        return reason or (self.graphs.failed if self.graphs is not None else None)
+
+    @contextlib.contextmanager
+    def _graphed(self) -> Iterator[None]:
+        """Under the lever `graphs`, everything on a stream that can be captured."""
+        if not self.levers.graphs or self.not_graphed is not None:
+            yield
+            return
+        with own_stream(self.args.device):
+            work = lambda inputs, count: self._forward_backward(self.model_wrapped, inputs, count)  # noqa: E731
+            self.graphs = Graphs(work, self.trained)
+            yield
 
     # -- checkpoints -----------------------------------------------------------------------------------------------
 

@@ -152,7 +152,7 @@ def _bad(value: Any) -> bool:
     return any(isinstance(t, torch.Tensor) and t.is_floating_point() and not torch.isfinite(t).all() for t in tensors)
 
 
-def flags_of(padding: float, *, is_fused: bool) -> list[Flag]:
+def flags_of(padding: float, *, is_fused: bool, not_graphed: str | None = None) -> list[Flag]:
     """What stands in the report of a run that went well."""
     found = []
     if padding > PADDING:
@@ -161,4 +161,6 @@ def flags_of(padding: float, *, is_fused: bool) -> list[Flag]:
     if not is_fused:
         reason = "AdamW has no fused kernel on this device; the plain one was used"
         found.append(Flag(check="optimizer-not-fused", severity="flag", reason=reason))
+    if not_graphed is not None:
+        found.append(Flag(check="not-graphed", severity="flag", reason=f"computed without CUDA graphs: {not_graphed}"))
     return found

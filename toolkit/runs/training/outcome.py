@@ -144,10 +144,11 @@ def train(
             lowest=made.lowest,
             scale=watch.scale,
             trainable=sum(p.numel() for p in made.trained),
+            replayed=made.graphs.replayed if made.graphs is not None else 0,
         )
-        flags += flags_of(result.padding, is_fused=fused(made.args.device))
+        flags += flags_of(result.padding, is_fused=fused(made.args.device), not_graphed=made.not_graphed)
         finished = done == len(made.plan.steps) and not any(flag.severity == "fatal" for flag in flags)
         if first and not watch.stopped:
             checkpoints.remove(folder)
-        made.model = made.model_wrapped = made.optimizer = None
+        made.model = made.model_wrapped = made.optimizer = made.graphs = None
         return Outcome(result, flags, finished, curve.path, watch.stopped)
