@@ -88,7 +88,7 @@ class Builder:
     def name(self, task: str, arm: str, seeds: Seeds, role: str, draw: int | None, value: float | None, own: bool):
         more = "" if draw is None else f"-draw{draw}"
         more += "" if value is None else f"-{value:g}"
-        return f"{task}--{arm}--{seeds}{more}{'-own' if own else ''}{'-tune' if role == 'tune' else ''}"
+        return f"{task}--{arm}--{seeds}{more}{'-own' if own else ''}{'' if role in ('arm', 'repeat') else '-' + role}"
 
     def run(
         self,

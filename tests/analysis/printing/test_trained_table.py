@@ -218,6 +218,15 @@ def test_a_grid_has_draw_as_a_random_effect(made, trained):
     assert "3 × 4" in table(builder.folder)
 
 
+def test_the_untrained_baseline_stands_above_the_arms(made):
+    builder = made(seeds=4).write()
+    builder.run("sums", "qlora", 0, role="untrained", loss=np.full(60, 3.5), score=(np.arange(60) < 15).astype(float))
+    data, text = summary(builder.folder), table(builder.folder)
+    assert data["tasks"][0]["untrained"] == {"arm": "qlora", "loss": pytest.approx(3.5), "score": 0.25}
+    assert "| qlora, untrained |    1 |          3.5000 |        25.00% |" in text
+    assert arm(data, "qlora")["runs"] == 4
+
+
 def test_the_noise_is_that_of_the_repeats(made):
     builder = made(seeds=4, repeats={"arm": "qlora", "count": 4})
     repeats, seeds = [1.0, 1.01, 1.02, 0.99], [1.1, 0.9, 1.25]
@@ -278,7 +287,7 @@ def test_chance_constant_predictions_and_averages_without_them(made):
     majority = (np.arange(104) < 66).astype(float)
     for name in ("qlora", "aqlora-q", "matched"):
         for seed in range(4):
-            rng = np.random.default_rng(seed)
+            rng = np.random.default_rng([seed, len(name)])
             builder.run(
                 "wsc", name, seed, loss=1 + 0.01 * rng.random(104), score=majority, chance=66 / 104, constant=True
             )
@@ -291,6 +300,9 @@ def test_chance_constant_predictions_and_averages_without_them(made):
     assert average["flagged"] == ["wsc"]
     assert average["all"]["score"]["mean"] == pytest.approx((66 / 104 + 1) / 2)
     assert average["unflagged"]["score"]["mean"] == pytest.approx(1.0)
+    kept = of(data, "aqlora-q", "qlora", task="tasks not flagged")
+    assert kept["difference"] == pytest.approx(of(data, "aqlora-q", "qlora")["difference"])
+    assert of(data, "aqlora-q", "qlora", task="all tasks")["difference"] != kept["difference"]
     assert "not above chance (4 of 4 runs)" in text and "63.5%" in text and "without wsc" in text
 
 
@@ -441,3 +453,11 @@ def test_two_hundred_reports_of_a_thousand_rows_take_less_than_five_seconds(made
 def test_numbers_as_text(value, text):
     assert number(value) == text
     assert signed(value) == (text if value is None or abs(value) < 2e-5 or value < 0 else f"+{text}")
+
+
+def test_a_fine_tuning_study_gets_no_certificate(made, tmp_path):
+    from toolkit.analysis.certificates.certifying import certify
+
+    builder = made(seeds=1).write()
+    with pytest.raises(InputError, match="is a fine-tuning study"):
+        certify(builder.folder, tmp_path / "control.json")

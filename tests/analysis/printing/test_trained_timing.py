@@ -133,6 +133,20 @@ def test_memory_profile_throttling_and_other_load_are_shown(timed):
     assert re.search(r"\| fast +\| +1.00 \| +2.00 \| +6.00 \| +9.00 \| +\+3.00 \|", text)
 
 
+def test_the_cost_of_another_lever_is_named(made):
+    """An arm with deterministic kernels, declared as a factor, stands beside the baseline with its lever."""
+    arms = [*ARMS[:2], {"name": "same", "levers": {"deterministic": True}}]
+    builder = made(arms=arms, seeds=1, factors=["deterministic"]).write()
+    path = builder.session("s1", speeds(same=0.8))
+    data = json.loads(path.read_text())
+    data["arms"][-1]["levers"]["deterministic"] = True
+    path.write_text(json.dumps(data))
+    text = table(builder.folder)
+    assert "slower; deterministic = True" in text  # of the session
+    assert "| deterministic = True |" in text  # of the arm's runs
+    assert "same is 20.0% slower than qlora" in text
+
+
 def test_a_session_of_another_declaration_is_labelled(timed):
     timed.session("s1", speeds(), declaration="0" * 64)
     assert "timed under another version of the study's file" in table(timed.folder)

@@ -94,6 +94,16 @@ def test_an_unfinished_run_counts_nowhere_but_is_kept(made):
     assert [(run.name, run.fatal.step) for run in results.unfinished] == [("sums--qlora--seed1", 7)]
 
 
+def test_a_study_of_which_the_untrained_run_alone_is_there_makes_a_table(made):
+    from toolkit.analysis.printing.table import table
+
+    builder = made(seeds=1)
+    builder.run("sums", "qlora", 0, role="untrained")
+    results = read(builder.folder)
+    assert results.untrained["sums"].role == "untrained" and results.tasks == [] and len(results.missing) == 3
+    assert "Missing runs (3)" in table(builder.folder)
+
+
 def test_undeclared_runs_are_set_aside(made):
     builder = made(seeds=2).write()
     builder.run("sums", "qlora", 9)

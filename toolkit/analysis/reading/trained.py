@@ -79,7 +79,7 @@ class TrainedResults:
     @property
     def any(self) -> TrainedRun | None:
         """One run, for what all share; None where there are timing sessions alone."""
-        return next(iter(self.runs.values()), None)
+        return next(iter([*self.runs.values(), *self.untrained.values(), *self.others]), None)
 
     @property
     def tasks(self) -> list[str]:

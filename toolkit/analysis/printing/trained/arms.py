@@ -61,6 +61,7 @@ def _entry(results: TrainedResults, runs: list[TrainedRun], group: str, own: boo
     labels = list(dict.fromkeys(label for run in runs for label in run.labels))
     if once(arm) and not any(label.startswith(ONCE) for label in labels):
         labels.insert(0, ONCE)
+    labels += [f"{lever} = {value}" for lever, value in arm.levers.items()]
     return {
         "task": first.task,
         "group": group,
@@ -145,6 +146,11 @@ def _not_above(runs: Sequence[TrainedRun], group: str) -> tuple[int, str] | None
     return low, f"mean {scores[0].metric} {mean:.4f} of {rows} rows, chance {chance:.4f}, p = {found.p:.3f}"
 
 
+def doubtful(entry: dict[str, Any]) -> bool:
+    """Whether an entry's score is not above chance, or of constant predictions, in a run."""
+    return any(flag["flag"] in FLAGGING for flag in entry["flags"])
+
+
 def memory(runs: Sequence[TrainedRun]) -> dict[str, int | str] | None:
     """Bytes of the base and of the peak, the largest of the runs: allocated on a GPU, else resident."""
     for kind in ("allocated", "resident"):
@@ -187,11 +193,7 @@ def averages(results: TrainedResults, found: list[dict[str, Any]]) -> list[dict[
     over = sets(found)
     if len(over) < 2:
         return []
-    flagged = {
-        (e["task"], e["group"])
-        for e in found
-        if any(flag["flag"] in FLAGGING for flag in e["flags"]) and (e["task"], e["group"]) in over
-    }
+    flagged = {(e["task"], e["group"]) for e in found if doubtful(e) and (e["task"], e["group"]) in over}
     kept = [key for key in over if key not in flagged]
     metrics = {e["metric"] for e in found if e["score"] is not None and (e["task"], e["group"]) in over}
     lines = []

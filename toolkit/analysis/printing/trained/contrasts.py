@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import asdict
 from typing import Any
 
@@ -11,9 +12,10 @@ import numpy as np
 from toolkit.analysis.printing.trained.arms import ONCE
 from toolkit.analysis.reading.outcomes import Reader, Scored
 from toolkit.analysis.reading.trained import TrainedResults, draws_of, once
+from toolkit.analysis.reading.trained_file import ALL
 from toolkit.analysis.statistics.runs import UNKNOWN, Contrast, Runs
 
-AVERAGE = "all tasks"
+AVERAGE, UNFLAGGED = "all tasks", "tasks not flagged"
 OUTCOMES = ("loss", "score")
 UNITS = {"loss": "nats a target token", "score": "share of the rows"}
 BETTER = {"loss": -1, "score": 1}
@@ -38,13 +40,16 @@ def pairs(results: TrainedResults) -> list[tuple[str, str, str]]:
     return [(first, second, why) for (first, second), why in found.items()]
 
 
-def contrasts(results: TrainedResults, reader: Reader) -> list[dict[str, Any]]:
-    """One entry an outcome, task and pair, the declared outcome first; then the averages over tasks.
+def contrasts(results: TrainedResults, reader: Reader, flagged: Collection[str] = ()) -> list[dict[str, Any]]:
+    """One entry an outcome, task and pair, the declared outcome first; then averages, with and without flagged tasks.
 
     The family that is corrected: the declared outcome's contrasts on all tasks, at the shared levers. Averages over
     tasks, arms at their own value, and the other outcome are families of their own.
     """
     declared = results.study.analysis.outcome
+    kept = [task for task in results.tasks if task not in flagged]
+    averages = [(results.tasks, AVERAGE)] if len(results.tasks) > 1 else []
+    averages += [(kept, UNFLAGGED)] if averages and 0 < len(kept) < len(results.tasks) else []
     found: list[dict[str, Any]] = []
     for own in (False, True):
         for outcome in (declared, *(o for o in OUTCOMES if o != declared)):
@@ -55,11 +60,11 @@ def contrasts(results: TrainedResults, reader: Reader) -> list[dict[str, Any]]:
                 if (entry := _on_task(results, reader, task, pair, outcome, own)) is not None
             ]
             found += corrected(mine, results)
-            if len(results.tasks) > 1:
+            for tasks, label in averages:
                 over = [
                     entry
                     for pair in pairs(results)
-                    if (entry := _over_tasks(results, reader, pair, outcome, own)) is not None
+                    if (entry := _over_tasks(results, reader, pair, outcome, own, tasks, label)) is not None
                 ]
                 found += corrected(over, results)
     return found
@@ -148,21 +153,27 @@ def _on_task(
 
 
 def _over_tasks(
-    results: TrainedResults, reader: Reader, pair: tuple[str, str, str], outcome: str, own: bool
+    results: TrainedResults,
+    reader: Reader,
+    pair: tuple[str, str, str],
+    outcome: str,
+    own: bool,
+    tasks: list[str],
+    label: str,
 ) -> dict[str, Any] | None:
-    """The average over tasks as one table: a task's rows weigh 1/T together, so that a run's outcome is its average."""
+    """The plain average over tasks, of the seeds that all have; None where an arm lacks a task, or metrics differ."""
+    if own and not any(results.of(task, arm, own=True) for task in tasks for arm in pair[:2]):
+        return None
+    metrics = {run.scores[ALL].metric for task in tasks for run in results.of(task, pair[0])}
+    if outcome == "score" and len(metrics) > 1:
+        return None
     sides = []
     for arm in pair[:2]:
-        tables = [_runs(results, reader, task, arm, outcome, own) for task in results.study.tasks]
-        if any(table is None for table in tables):
+        tables = [table for t in tasks if (table := _runs(results, reader, t, arm, outcome, own)) is not None]
+        if len(tables) < len(tasks) or not set.intersection(*(set(table.seeds) for table in tables)):
             return None
-        whole = [table for table in tables if table is not None]
-        if not set.intersection(*(set(table.seeds) for table in whole)):
-            return None
-        sides.append(Runs.average(whole))
-    if own and not any(results.of(task, arm, own=True) for task in results.tasks for arm in pair[:2]):
-        return None
-    return _compared(results, sides[0], sides[1], pair, AVERAGE, outcome, own) | {"why": pair[2]}
+        sides.append(Runs.average(tables))
+    return _compared(results, sides[0], sides[1], pair, label, outcome, own) | {"why": pair[2]}
 
 
 def _compared(
@@ -178,7 +189,7 @@ def _compared(
         paired=analysis.paired,
         coverage=1 - analysis.level,
         margin=analysis.margin if outcome == analysis.outcome else None,
-        resamples=analysis.resamples if primary and task != AVERAGE else None,
+        resamples=analysis.resamples if primary and task in results.tasks else None,
         what=f"{pair[0]} − {pair[1]} on {task}",
     )
     notes = [note for note in found.notes if note != UNKNOWN]

@@ -6,9 +6,9 @@ from typing import Any
 
 from toolkit.analysis.printing.grid import probability
 from toolkit.analysis.printing.trained import timing_sentences
-from toolkit.analysis.printing.trained.arms import FLAGGING
+from toolkit.analysis.printing.trained.arms import doubtful
 from toolkit.analysis.printing.trained.cells import interval, number, percent, signed
-from toolkit.analysis.printing.trained.contrasts import AVERAGE, UNITS
+from toolkit.analysis.printing.trained.contrasts import AVERAGE, UNFLAGGED, UNITS
 from toolkit.analysis.reading.trained import TrainedResults, draws_of, once
 
 MOST = 24
@@ -29,7 +29,8 @@ def sentences(data: dict[str, Any]) -> list[str]:
 
 def _contrast(entry: dict[str, Any]) -> str:
     first, second, verdict = entry["first"], entry["second"], entry["verdict"]
-    where = "Averaged over tasks" if entry["task"] == AVERAGE else f"On {entry['task']}"
+    over = {AVERAGE: "Averaged over tasks", UNFLAGGED: "Averaged over the tasks that are not flagged"}
+    where = over.get(entry["task"], f"On {entry['task']}")
     gap = entry["difference"]
     measured = f"{entry['outcome']}, {entry['unit']}"
     if verdict == "not tested":
@@ -90,7 +91,7 @@ def notes(results: TrainedResults, data: dict[str, Any]) -> list[str]:
             f"{', '.join(drawn)} take a new random draw for each seed: their spread is that of draws and seeds "
             "together."
         )
-    flagged = [e for e in data["arms"] if any(f["flag"] in FLAGGING for f in e["flags"])]
+    flagged = [e for e in data["arms"] if doubtful(e)]
     if flagged:
         named = dict.fromkeys(f"{e['arm']} on {e['task']}{'/' + e['group'] if e['group'] else ''}" for e in flagged)
         said.append(

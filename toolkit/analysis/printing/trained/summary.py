@@ -40,6 +40,7 @@ def summary(study: str | os.PathLike[str] | TrainedResults) -> dict[str, Any]:
             reader.outcomes(run)
     declared, one = results.study, results.any
     entries = arms.entries(results)
+    flagged = {e["task"] for e in entries if e["group"] == ALL and arms.doubtful(e)}
     data: dict[str, Any] = {
         "schema": SCHEMA,
         "kind": KIND,
@@ -59,7 +60,7 @@ def summary(study: str | os.PathLike[str] | TrainedResults) -> dict[str, Any]:
         "reports": len(results.runs),
         "arms": entries,
         "averages": arms.averages(results, entries),
-        "contrasts": contrasts.contrasts(results, reader),
+        "contrasts": contrasts.contrasts(results, reader, flagged),
         "noise": noise.noise(results, reader),
         "tune": tuning.tuned(results),
         "timing": timing.timing(sessions, declared) if sessions else None,

@@ -78,8 +78,14 @@ def _session(session: Session, shared: bool, study: FineTuning) -> dict[str, Any
         "load": reading.load(session),
         "clocks": _clocks(session),
         "labels": labels,
-        "arms": [_arm(arm, base, floors) for arm in session.arms],
+        "arms": [_arm(arm, base, floors) | {"levers": _differing(arm, base[0])} for arm in session.arms],
     }
+
+
+def _differing(arm: Timed, base: Timed) -> dict[str, Any]:
+    """The levers that an arm has otherwise than the baseline, such as deterministic kernels, whose cost this shows."""
+    mine, theirs = arm.levers.model_dump(mode="json"), base.levers.model_dump(mode="json")
+    return {name: value for name, value in mine.items() if value != theirs[name]}
 
 
 def _estimate(arm: Timed, name: str) -> float:

@@ -118,7 +118,11 @@ def _speeds(timing: dict[str, Any]) -> Grid:
                     f"{arm['tokens_per_second']:,.0f}",
                     NOTHING if own else gain(arm["faster"], verdict),
                     ratio,
-                    "baseline" if own else verdict + ("" if s["kept"] else "; session kept out"),
+                    "; ".join(
+                        ["baseline" if own else verdict]
+                        + ([] if s["kept"] or own else ["session kept out"])
+                        + [f"{name} = {value}" for name, value in arm["levers"].items()]
+                    ),
                 ]
             )
     heading = ["session", "arm", *NAMES.values(), "tokens/s", f"faster than {timing['baseline']}"]
