@@ -22,6 +22,13 @@ settings.register_profile("toolkit", deadline=None, suppress_health_check=[Healt
 settings.load_profile("toolkit")
 
 VOCABULARY = 256
+
+
+def pytest_runtest_setup(item):
+    if item.get_closest_marker("gpu") is not None and not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+
+
 COMMON = {"vocab_size": VOCABULARY, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
 
 
