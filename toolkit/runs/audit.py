@@ -121,7 +121,8 @@ def _compare(planned: LayerPlan, expected: Storage, actual: Audited, layer: Laye
     if actual.guarded != (planned.range_guard and _plain(dtype) == "float16"):
         yield f"the range guard is {'there and not planned' if actual.guarded else 'planned and missing'}"
     compute = planned.compute_dtype or _plain(dtype)
-    if held.dtype != compute and (found := getattr(layer.module, "compute_dtype", None)) not in (None, _torch(compute)):
+    found = getattr(layer.module, "compute_dtype", None)  # dense layers have none: they compute in what they hold
+    if found is not None and _plain(found) != compute:
         yield f"it is planned to compute in {compute}, found {_plain(found)}"
 
 
@@ -199,12 +200,6 @@ def _storage(tensors: list[torch.Tensor]) -> Storage:
 
 def _plain(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def _torch(name: str) -> torch.dtype:
-    import torch
-
-    return getattr(torch, name)
 
 
 def _adapter(model: nn.Module, layer: Layer) -> tuple[int | None, float | None, bool, bool]:
