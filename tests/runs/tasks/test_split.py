@@ -226,12 +226,16 @@ def test_sets_lie_in_subfolders(tmp_path, made):
         (tmp_path / name).mkdir()
         made.lines(tmp_path / name / "test.jsonl", [row] * count)
     split = read(registry.make("task", "commonsense"), "test", source=str(tmp_path))
-    assert split.found == 36 and split.source.startswith("boolq/test.jsonl, piqa/test.jsonl, ")
+    assert split.found == 36 and split.source == "test.jsonl of 8 sets"
     assert {name: sum(e.group == name for e in split.examples) for name in names} == {
         name: count for count, name in enumerate(names, 1)
     }
+    (tmp_path / "piqa" / "test.jsonl").rename(tmp_path / "piqa" / "dev.jsonl")
+    assert read(registry.make("task", "commonsense"), "test", source=str(tmp_path)).source == ", ".join(
+        f"{name}/{'dev' if name == 'piqa' else 'test'}.jsonl" for name in names
+    )
     one = read(registry.make("task", "commonsense(set=piqa)"), "test", source=str(tmp_path))
     assert one.found == 2 and {e.group for e in one.examples} == {""}
-    made.lines(tmp_path / "all.jsonl", [json.loads((tmp_path / "piqa/test.jsonl").read_text().split("\n")[0])] * 3)
+    made.lines(tmp_path / "all.jsonl", [json.loads((tmp_path / "piqa/dev.jsonl").read_text().split("\n")[0])] * 3)
     union = read(registry.make("task", "commonsense"), "train", source=str(tmp_path / "all.jsonl"))
     assert union.found == 3 and {e.group for e in union.examples} == {""}

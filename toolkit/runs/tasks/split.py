@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from toolkit.errors import InputError, closest
@@ -82,11 +82,19 @@ def read(task: Task, split: SplitName, *, source: str | None = None, limit: int 
     return Split(
         examples=[example for *_, example in kept],
         numbers=[number for _, number, _ in kept],
-        source=", ".join(names),
+        source=_source(names),
         found=found,
         unusable=found - len(examples),
         limit=limit,
     )
+
+
+def _source(names: Sequence[str]) -> str:
+    """One name of what was read: of many sets' files of one name, that name and how many."""
+    files = {name.rpartition("/")[2] for name in names}
+    if len(names) > 1 and len(files) == 1 and not any(name.startswith("hub:") for name in names):
+        return f"{files.pop()} of {len(names)} sets"
+    return ", ".join(names)
 
 
 def _place(task: Task, split: str, seed: int, part: str, number: int) -> bytes:
