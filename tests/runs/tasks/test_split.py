@@ -239,3 +239,12 @@ def test_sets_lie_in_subfolders(tmp_path, made):
     made.lines(tmp_path / "all.jsonl", [json.loads((tmp_path / "piqa/dev.jsonl").read_text().split("\n")[0])] * 3)
     union = read(registry.make("task", "commonsense"), "train", source=str(tmp_path / "all.jsonl"))
     assert union.found == 3 and {e.group for e in union.examples} == {""}
+
+
+def test_running_text_keeps_its_order(tmp_path, made):
+    for name in ("train", "test"):
+        made.lines(tmp_path / f"{name}.jsonl", [{"text": f"line {n}\n"} for n in range(30)])
+    task = registry.make("task", "wikitext2")
+    scored = read(task, "test", source=str(tmp_path), limit=4)  # four windows, of all lines
+    assert scored.numbers == list(range(30)) and scored.limit == 4
+    assert read(task, "train", source=str(tmp_path), limit=4).numbers == [0, 1, 2, 3]

@@ -47,7 +47,8 @@ class Split:
 def read(task: Task, split: SplitName, *, source: str | None = None, limit: int | None = None, seed: int = 0) -> Split:
     """The first `limit` usable rows of a split, in a shuffled order that task, split and seed fix.
 
-    All runs of a study so share their rows. Rows of running text keep their order, and `limit` counts windows. The
+    All runs of a study so share their rows. Rows of running text keep their order, and of those that are
+    scored `limit` counts windows. The
     order is that of a hash, and no generator's, so that it is the same under every version of Python.
 
     Args:
@@ -78,7 +79,8 @@ def read(task: Task, split: SplitName, *, source: str | None = None, limit: int 
         raise InputError(f"task {task.key}: none of the {found} rows of {', '.join(names)} can be used")
     if task.scored != "text":
         examples.sort(key=lambda item: _place(task, split, seed, item[0], item[1]))
-    kept = examples if task.scored == "text" or limit is None else examples[:limit]
+    windows = task.scored == "text" and split == "test"
+    kept = examples if windows else examples[:limit]
     return Split(
         examples=[example for *_, example in kept],
         numbers=[number for _, number, _ in kept],
