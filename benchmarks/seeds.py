@@ -134,9 +134,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--studies", type=int, default=4000)
     parser.add_argument("--boot", type=int, default=1000, help="studies of the crossed bootstrap")
+    parser.add_argument("-o", type=Path, default=Path(__file__).parent / "results" / "seeds.json")
     args = parser.parse_args()
     result: dict[str, object] = {
-        "cpu": cpu(),
         "studies": args.studies,
         "python": platform.python_version(),
         "numpy": np.__version__,
@@ -164,7 +164,7 @@ def main() -> None:
         for gap in (0.042, 0.01, 0.005)
         for runs in (3, 5)
     }
-    path = Path(__file__).parent / "results" / "seeds.json"
+    path: Path = args.o
     path.write_text(json.dumps(result, indent=2) + "\n")
     print(json.dumps(result, indent=2))
 
