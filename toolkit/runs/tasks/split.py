@@ -47,9 +47,8 @@ class Split:
 def read(task: Task, split: SplitName, *, source: str | None = None, limit: int | None = None, seed: int = 0) -> Split:
     """The first `limit` usable rows of a split, in a shuffled order that task, split and seed fix.
 
-    All runs of a study so share their rows. Rows of running text keep their order, and of those that are
-    scored `limit` counts windows. The
-    order is that of a hash, and no generator's, so that it is the same under every version of Python.
+    All runs of a study so share their rows. The order is that of a hash, and no generator's, so that it is the same
+    under every version of Python. Rows of running text keep their order; where they are scored, `limit` counts windows.
 
     Args:
         source: a folder or file of local JSON rows; None: the rows that the task makes, else the Hub's.
