@@ -40,12 +40,12 @@ def test_two_processes_take_the_steps_of_one(arm, rows, adapters, here, tmp_path
     folder.mkdir()
     done = subprocess.run(
         [
-            *[sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0"],
+            *[sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"],
             *[str(tmp_path / "run.py"), str(here), str(folder), LEVERS.model_dump_json()],
         ],
         capture_output=True,
         text=True,
-        timeout=400,
+        timeout=200,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         check=False,
     )
@@ -88,12 +88,12 @@ def test_an_accumulation_that_does_not_divide_is_refused(here, tmp_path):
     (tmp_path / "run.py").write_text(REFUSED)
     done = subprocess.run(
         [
-            *[sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0"],
+            *[sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"],
             *[str(tmp_path / "run.py"), str(here), str(tmp_path / "out")],
         ],
         capture_output=True,
         text=True,
-        timeout=400,
+        timeout=200,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         check=False,
     )
