@@ -260,6 +260,8 @@ def test_attention_is_the_one_asked_for(checkpoints):
     plan = Plan.protecting(None, "none")
     for model in (checkpoints("llama"), make()):
         assert build(model, plan, device="cpu", attention="eager").config._attn_implementation == "eager"
+    model = build(make(), plan, attention="eager")
+    assert build(model, plan).config._attn_implementation == "eager"  # its own, where none is asked for
     with pytest.raises(InputError, match="cannot attend by 'none such'"):
         build(make(), plan, attention="none such")
     with pytest.raises(InputError, match="cannot load the model"):
@@ -269,8 +271,6 @@ def test_attention_is_the_one_asked_for(checkpoints):
 @pytest.mark.gpu
 @pytest.mark.parametrize("arm", ["LoRA", "QLoRA", "QDoRA", "AQLoRA-s, rsLoRA", "DoRA over MXFP4", "range guard"])
 def test_on_a_gpu_an_arm_starts_and_trains_as_on_the_cpu(profiles, arm, tmp_path):
-    if not torch.cuda.is_available():
-        pytest.skip("needs a CUDA device")
     plan = plan_of(profiles["llama", torch.float16], arm)
     here = build(make("llama", torch.float16), plan, dtype="float32", seed=4)
     there = build(make("llama", torch.float16), plan, device="cuda", dtype="float16", seed=4)

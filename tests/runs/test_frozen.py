@@ -159,8 +159,6 @@ def test_bitsandbytes_layers_have_the_dense_gradient_on_this_device(shape, quant
 @pytest.mark.parametrize("quantizer", QUANTIZERS)
 @pytest.mark.parametrize("compute", [torch.float32, torch.bfloat16, torch.float16])
 def test_on_a_gpu_both_products_are_those_of_the_decoded_weight(quantizer, compute):
-    if not torch.cuda.is_available():
-        pytest.skip("needs a CUDA device")
     layer = make(quantizer, (64, 128), compute, bias=True).cuda()
     x = random(9, 128, seed=1, dtype=compute).cuda().requires_grad_()
     y, saved = kept_between(lambda: layer(x))

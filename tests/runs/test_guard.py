@@ -343,8 +343,6 @@ def test_a_guard_on_a_stacked_expert_is_refused():
 @pytest.mark.parametrize("scale", [1.0, 1e3, 6e3])
 @pytest.mark.parametrize("quantizer", ["none", "nf4"])
 def test_on_a_gpu_guarded_products_equal_float64(quantizer, scale):
-    if not torch.cuda.is_available():
-        pytest.skip("needs a CUDA device")
     frozen = layer(random(96, 160, scale=3).half(), quantizer=quantizer).cuda()
     weight = frozen.decoded().double()
     x = (random(33, 160, seed=1) * scale).half().cuda().requires_grad_()

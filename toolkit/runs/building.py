@@ -24,7 +24,7 @@ def build(
     device: str | None = None,
     dtype: str | torch.dtype | None = None,
     seed: int = 0,
-    attention: str = "sdpa",
+    attention: str | None = None,
 ) -> nn.Module:
     """A model whose planned layers are quantized and whose others are untouched, in evaluation mode.
 
@@ -42,7 +42,7 @@ def build(
         device: by default CUDA where there is one; a model object stays where it is.
         dtype: compute dtype; by default bfloat16 where the device has it, else float32; a model object keeps its own.
         seed: of the adapters.
-        attention: implementation of attention, by transformers' name.
+        attention: implementation of attention, by transformers' name; by default `sdpa`, and a model object's own.
 
     Raises:
         InputError: the plan names layers that the model does not have, is for another model or for other
@@ -64,13 +64,14 @@ def build(
         where = None if device is None else choose_device(device)
         target = compute_dtype(where or _device_of(model), dtype if dtype is not None else _dtype_of(model))
         decide(model, plan)
-        _attend(model, attention)
+        if attention is not None:
+            _attend(model, attention)
     else:
         where = choose_device(device)
         target = compute_dtype(where, dtype)
         source = os.fspath(model) if isinstance(model, Path) else model
         decide(skeleton(source), plan)
-        model = load_model(source, device="cpu", attention=attention)
+        model = load_model(source, device="cpu", attention=attention or "sdpa")
     adapted = plan.default.adapter is not None or any(layer.adapter is not None for layer in plan.layers.values())
     plan = _of_these_weights(plan, model, needed=adapted)
     if where is not None:
