@@ -2,6 +2,8 @@
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from toolkit.analysis.printing.figure import figure
 from toolkit.analysis.printing.trained.frontier_figure import Point, classes, front, points
@@ -32,6 +34,24 @@ def test_equal_points_are_both_on_the_front_and_ties_on_one_axis_are_not():
     twins = [point("a", 1, 0.9), point("b", 1, 0.9)]
     assert {p.arm for p in front(twins, 1)} == {"a", "b"}
     assert [p.arm for p in front([point("a", 1, 0.9), point("b", 1, 0.8)], 1)] == ["a"]
+
+
+NUMBERS = st.floats(0.1, 10, allow_nan=False)
+
+
+@given(st.lists(st.tuples(NUMBERS, NUMBERS, NUMBERS), min_size=1, max_size=12), st.sampled_from([1, -1]))
+def test_fronts_and_classes_of_any_points(values, sign):
+    made = [point(str(n), *value) for n, value in enumerate(values)]
+    groups = classes(made)
+    assert sorted(p.arm for group in groups for p in group) == sorted(p.arm for p in made)
+    assert all(group[-1].peak <= 1.1 * group[0].peak for group in groups)
+
+    def beats(a, b):
+        at_least = a.speed >= b.speed and sign * a.outcome >= sign * b.outcome
+        return at_least and (a.speed > b.speed or sign * a.outcome > sign * b.outcome)
+
+    best = {p.arm for p in front(made, sign)}
+    assert best and all((p.arm in best) is not any(beats(other, p) for other in made) for p in made)
 
 
 @pytest.fixture

@@ -160,6 +160,13 @@ def test_sessions_alone_make_a_table(timed):
         assert "fast" in table(timed.folder, format)
 
 
+@pytest.mark.parametrize(("key", "value"), [("fingerprint", "0" * 64), ("form", "small")])
+def test_sessions_of_other_weights_or_form_than_the_runs_are_refused(timed, key, value):
+    timed.write().session("s1", speeds(), **{key: value})
+    with pytest.raises(InputError, match="the timing sessions are of"):
+        summary(timed.folder)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -239,6 +239,19 @@ def test_arms_that_scored_other_rows_are_refused_with_both_names(made):
         reader.outcomes(results.of("sums", "aqlora-q")[0])
 
 
+def test_arms_with_scores_of_other_sets_are_refused(made):
+    builder = made(seeds=1)
+    builder.run("sums", "qlora", 0, loss=np.ones(60), groups=["a"] * 30 + ["b"] * 30)
+    edit(builder.run("sums", "aqlora-q", 0, loss=np.ones(60), groups=["a"] * 30 + ["b"] * 30))
+    path = report(builder, "sums--aqlora-q--seed0")
+    scores = json.loads(path.read_text())["scores"]
+    edit(path, scores={name: value for name, value in scores.items() if name != "b"})
+    results, reader = read(builder.folder), Reader()
+    reader.outcomes(results.of("sums", "qlora")[0])
+    with pytest.raises(InputError, match=r"scores of other sets.*'a' and .*'b'"):
+        reader.outcomes(results.of("sums", "aqlora-q")[0])
+
+
 def test_arms_that_count_tokens_otherwise_are_refused(made):
     builder = made(seeds=1).write()
     builder.run("sums", "aqlora-q", 0, loss=np.ones(60), tokens=np.array([1 + n % 3 + (n == 7) for n in range(60)]))

@@ -15,8 +15,8 @@ from toolkit import __version__
 from toolkit.analysis.certificates import locks
 from toolkit.analysis.certificates.regeneration import plugins
 from toolkit.analysis.reading import reports
-from toolkit.analysis.reading.kinds import is_trained
 from toolkit.analysis.reading.evidence import Chance, Evidence, Judged, Room
+from toolkit.analysis.reading.kinds import is_trained
 from toolkit.analysis.reading.missing import missing
 from toolkit.analysis.reading.reports import Results
 from toolkit.analysis.reading.study_evidence import evidence
@@ -39,8 +39,8 @@ def certify(study: str | os.PathLike[str], out: str | os.PathLike[str], *, parti
         partial: also certify a study that lacks runs; it is exploratory, and the missing runs are its reason.
 
     Raises:
-        InputError: it is a fine-tuning study; runs are missing (they are named), a report or the profile is damaged, or `verify` would refuse
-            the certificate, because the draws are not those that the laws give.
+        InputError: it is a fine-tuning study; runs are missing (they are named), a report or the profile is damaged,
+            or `verify` would refuse the certificate, because the draws are not those that the laws give.
     """
     from toolkit.analysis.certificates.verification import check
 

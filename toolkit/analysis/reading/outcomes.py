@@ -164,6 +164,9 @@ class Reader:
 
 def _alike(first: TrainedRun, a: Outcomes, second: TrainedRun, b: Outcomes) -> None:
     who = f"{second.path} (arm {second.arm!r}) and {first.path} (arm {first.arm!r})"
+    if first.scores.keys() != second.scores.keys():
+        sets = " and ".join(", ".join(map(repr, run.scores)) for run in (second, first))
+        raise InputError(f"{who} have scores of other sets of rows of task {first.task!r}: {sets}")
     mine, other = (list(zip(o.groups, o.numbers, strict=True)) for o in (a, b))
     if mine != other:
         odd = sorted(set(map(str, mine)) ^ set(map(str, other)))

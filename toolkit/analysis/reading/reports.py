@@ -14,9 +14,10 @@ import numpy as np
 from toolkit.analysis.reading.report_file import OUTCOMES, Common, Draws, Run
 from toolkit.analysis.reading.workers import read_reports
 from toolkit.errors import InputError, closest
+from toolkit.records.declared import study_file
 from toolkit.records.profile import PROFILE, Profile, Reference
 from toolkit.records.report import REPORT, SIXTEEN_BIT, Text
-from toolkit.records.study import STUDY_COPY, Study, study_file
+from toolkit.records.study import STUDY_COPY, Study
 
 
 class Mark(NamedTuple):

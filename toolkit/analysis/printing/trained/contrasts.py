@@ -17,7 +17,7 @@ from toolkit.analysis.statistics.runs import UNKNOWN, Contrast, Runs
 
 AVERAGE, UNFLAGGED = "all tasks", "tasks not flagged"
 OUTCOMES = ("loss", "score")
-UNITS = {"loss": "nats a target token", "score": "share of the rows"}
+UNITS = {"loss": "nats a target token", "score": "from 0 to 1"}
 BETTER = {"loss": -1, "score": 1}
 """Sign of a better difference."""
 

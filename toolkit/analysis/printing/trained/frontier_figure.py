@@ -186,6 +186,7 @@ PLACES = [
 
 def _labels(picture: Figure, axes: Axes, marks: list[tuple[float, float, str]]) -> None:
     """Names beside their marks, so that none covers another or a mark."""
+    from matplotlib.patheffects import withStroke
     from matplotlib.transforms import Bbox
 
     picture.canvas.draw()
@@ -208,15 +209,14 @@ def _labels(picture: Figure, axes: Axes, marks: list[tuple[float, float, str]]) 
                 linespacing=1.05,
                 arrowprops={"arrowstyle": "-", "color": "#AAAAAA", "linewidth": 0.6} if number > 5 else None,
                 zorder=5,
+                path_effects=[withStroke(linewidth=2.5, foreground="white")],
             )
-            box = Bbox(label.get_window_extent(renderer))
             text_box = _text_box(label, renderer)
             free = not any(text_box.overlaps(other) for other in taken if other is not own)
             whole = inside.x0 <= text_box.x0 and text_box.x1 <= inside.x1 and inside.y0 <= text_box.y0 <= text_box.y1
             if (free and whole and text_box.y1 <= inside.y1) or number == len(PLACES) - 1:
                 taken.append(text_box)
                 break
-            del box
             label.remove()
 
 

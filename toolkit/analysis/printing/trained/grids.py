@@ -142,7 +142,8 @@ def _averages(data: dict[str, Any]) -> Grid:
         if flagged:
             cells += [NOTHING, NOTHING] if part is None else [spread(part["loss"]), _score(part["score"])]
         rows.append(cells)
-    heading = ["arm", "runs", "loss", "score"] + (["loss, unflagged", "score, unflagged"] if flagged else [])
+    metric = (data["averages"][0]["metric"] if data["averages"] else None) or "score"
+    heading = ["arm", "runs", "loss", metric] + (["loss, unflagged", f"{metric}, unflagged"] if flagged else [])
     sets = data["averages"][0]["sets"] if data["averages"] else []
     title = f"Averages over {len(sets)} sets ({', '.join(sets)}), each counting alike, mean ± sd over the runs"
     if flagged:

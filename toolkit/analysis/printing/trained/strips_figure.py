@@ -34,7 +34,7 @@ def strips_figure(data: dict[str, Any], out: str | os.PathLike[str]) -> Path:
     if not shown:
         raise InputError(f"study {data['study']} holds no finished run with a {outcome} to show")
     arms = list(dict.fromkeys(e["arm"] for e in shown))
-    across = min(ACROSS, len(tasks))
+    across = 2 if len(tasks) == 4 else min(ACROSS, len(tasks))
     down = -(-len(tasks) // across)
     left_edge = 0.35 + 0.075 * min(22, max(map(len, arms)))
     width = max(left_edge + across * WIDE + (across - 1) * BETWEEN + 0.2, 5.6)

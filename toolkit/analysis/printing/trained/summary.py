@@ -11,6 +11,7 @@ from toolkit.analysis.reading.outcomes import Reader
 from toolkit.analysis.reading.sessions import read_sessions
 from toolkit.analysis.reading.trained import TrainedResults, read
 from toolkit.analysis.reading.trained_file import ALL, TrainedRun
+from toolkit.errors import InputError
 from toolkit.records.session import Session
 
 SCHEMA = 1
@@ -26,11 +27,13 @@ def summary(study: str | os.PathLike[str] | TrainedResults) -> dict[str, Any]:
         shares are fractions, memory is in bytes.
 
     Raises:
-        InputError: as `toolkit.analysis.reading.trained.read`, `toolkit.analysis.reading.outcomes.Reader` and
+        InputError: sessions of other weights or another form than the runs; and as
+            `toolkit.analysis.reading.trained.read`, `toolkit.analysis.reading.outcomes.Reader` and
             `toolkit.analysis.reading.sessions.read_sessions`.
     """
     results = study if isinstance(study, TrainedResults) else read(study)
     sessions = read_sessions(results.folder, results.study.name)
+    _belong(results, sessions)
     reader = Reader()
     for run in [
         *results.runs.values(),
@@ -72,6 +75,22 @@ def summary(study: str | os.PathLike[str] | TrainedResults) -> dict[str, Any]:
     data["sentences"] = sentences.sentences(data)
     data["notes"] = sentences.notes(results, data)
     return data
+
+
+def _belong(results: TrainedResults, sessions: list[Session]) -> None:
+    """Refuse sessions of other weights or of another form than the runs and the study."""
+    one = results.any
+    for session in sessions[:1]:  # they agree among themselves
+        if one is not None and session.fingerprint != one.fingerprint:
+            raise InputError(
+                f"{results.folder}: the timing sessions are of {session.model} (weights {session.fingerprint[:12]}) "
+                f"and the runs of {one.model} ({one.fingerprint[:12]}); move one of them to a folder of its own (--out)"
+            )
+        if session.form != results.study.form:
+            raise InputError(
+                f"{results.folder}: the timing sessions are of the {session.form} form, and the study beside them is "
+                f"the {results.study.form} one; move one of them to a folder of its own (--out)"
+            )
 
 
 def _model(results: TrainedResults, sessions: list[Session]) -> tuple[str, str]:

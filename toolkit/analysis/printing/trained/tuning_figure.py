@@ -30,7 +30,7 @@ def tuning_figure(data: dict[str, Any], out: str | os.PathLike[str]) -> Path:
     if not entries:
         raise InputError(f"study {data['study']} holds no trials to show; a study with a `tune` block makes them")
     tasks, arms = (list(dict.fromkeys(e[name] for e in entries)) for name in ("task", "arm"))
-    across = min(ACROSS, len(tasks))
+    across = 2 if len(tasks) == 4 else min(ACROSS, len(tasks))
     down = -(-len(tasks) // across)
     width = LEFT + across * WIDE + (across - 1) * BETWEEN + LEGEND
     lines = drawing.wrapped(_caption(data), width)
@@ -70,7 +70,9 @@ def _panel(axes: Axes, entries: list[dict[str, Any]], arms: list[str]) -> None:
         trials = sorted((t["value"], t["loss"]) for t in entry["trials"] if t["loss"] is not None)
         xs, ys = [x for x, _ in trials], [y for _, y in trials]
         values.update(xs)
-        style = {"color": colour, "linewidth": 1.2, "markersize": 5, "markeredgecolor": "white", "markeredgewidth": 0.5}
+        line = "-" if at < len(COLOURS) else "--"  # colours and markers come round again
+        style = {"linestyle": line, "color": colour, "linewidth": 1.2, "markersize": 5}
+        style |= {"markeredgecolor": "white", "markeredgewidth": 0.5}
         axes.plot(xs, ys, marker=MARKERS[at % len(MARKERS)], label=entry["arm"], zorder=3, **style)
         best = [(x, y) for x, y in trials if x == entry["chosen"]]
         if best:
@@ -91,6 +93,6 @@ def _panel(axes: Axes, entries: list[dict[str, Any]], arms: list[str]) -> None:
 def _caption(data: dict[str, Any]) -> list[str]:
     return [
         f"{data['model']}, {data['form']} form. One trial an arm and value, all under the same seeds, on "
-        f"{data['tune']['rows']:,} rows that no table scores. Ring: the value that an arm's trials chose; dotted: the "
-        "value that all arms share."
+        f"{data['tune']['rows']:,} rows that no table scores. Ring: the value that an arm's trials chose, by their "
+        f"{data['analysis']['outcome']}; dotted: the value that all arms share."
     ]
