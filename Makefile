@@ -1,4 +1,5 @@
 # make demo: sets up .venv, runs the small form of studies/ranking-control, prints its table and figure.
+# make demo-train: the same for studies/demo-train: arms are trained and scored (minutes on two cores).
 # make test: sets up .venv with the test extra and runs the tests.
 #
 # TORCH is what is installed before everything else. A GPU user sets it, for example to a CUDA build:
@@ -9,9 +10,10 @@ TORCH ?= torch==2.13.*
 VENV := .venv
 BIN := $(VENV)/bin
 DEMO := build/demo
+TRAIN := build/demo-train
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test test-fast lint clean
+.PHONY: demo demo-train test test-fast lint clean
 
 demo: $(VENV)/.installed
 	$(BIN)/toolkit run studies/ranking-control --small --out $(DEMO)
@@ -19,6 +21,13 @@ demo: $(VENV)/.installed
 	@echo
 	@echo "the figure:"
 	$(BIN)/toolkit figure $(DEMO) -o $(DEMO)/figure.png
+
+demo-train: $(VENV)/.installed
+	$(BIN)/toolkit run studies/demo-train --workers 2 --out $(TRAIN)
+	$(BIN)/toolkit table $(TRAIN)
+	@echo
+	@echo "the figure:"
+	$(BIN)/toolkit figure $(TRAIN) -o $(TRAIN)/figure.png
 
 test: $(VENV)/.installed-test
 	$(BIN)/python -m pytest

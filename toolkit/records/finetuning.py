@@ -318,16 +318,8 @@ class FineTuning(File):
     @property
     def published(self) -> FineTuning:
         """The study as it may be shown: folders of models and data are the user's own, and stand by name alone."""
-
-        def name(path: str | None) -> str | None:
-            return path if path is None else Path(path).name
-
-        tasks = {
-            key: use.model_copy(update={"data": name(use.data), "train_data": name(use.train_data)})
-            for key, use in self.tasks.items()
-        }
-        model = Path(self.model).name if Path(self.model).is_dir() else self.model
-        return self.model_copy(update={"model": model, "tasks": tasks})
+        data = _named(self.model_dump())
+        return self.model_validate(data | {"small": None if self.small is None else _named(self.small)})
 
     @property
     def declaration(self) -> str:
@@ -364,6 +356,23 @@ class FineTuning(File):
         return self.model_copy(update={"tasks": tasks})
 
 
+PATHS = ("data", "train_data")
+"""Fields of a task that are folders."""
+
+
+def _named(data: dict[str, Any]) -> dict[str, Any]:
+    """A study's plain data with its folders by name alone; a model's id is no folder."""
+    found = dict(data)
+    if isinstance(found.get("model"), str) and Path(found["model"]).is_dir():
+        found["model"] = Path(found["model"]).name
+    if isinstance(found.get("tasks"), dict):
+        found["tasks"] = {
+            key: use | {path: Path(use[path]).name for path in PATHS if isinstance(use.get(path), str)}
+            for key, use in found["tasks"].items()
+        }
+    return found
+
+
 def _beside(data: Any, home: Path) -> Any:
     """A study's plain data, with the model and the tasks' data that lie beside it as paths from here."""
     if not isinstance(data, dict):
@@ -376,9 +385,8 @@ def _beside(data: Any, home: Path) -> Any:
     if found.get("model") not in (None, DEMO_MODEL):
         found["model"] = here(found["model"])
     if isinstance(found.get("tasks"), dict):
-        paths = ("data", "train_data")
         found["tasks"] = {
-            name: use | {key: here(use[key]) for key in paths if key in use} if isinstance(use, dict) else use
+            name: use | {key: here(use[key]) for key in PATHS if key in use} if isinstance(use, dict) else use
             for name, use in found["tasks"].items()
         }
     if "small" in data:

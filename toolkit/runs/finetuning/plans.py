@@ -97,7 +97,6 @@ def check(study: FineTuning) -> None:
         InputError: an unknown component or option (arm or task named); a matched selector without an arm to match; a
             grid or a single draw of a selector that is not random; two arms that are one.
     """
-    quantizers(study)
     for arm in study.arms:
         try:
             _check_arm(study, arm)
@@ -126,6 +125,8 @@ def _check_arm(study: FineTuning, arm: Composition) -> None:
     registry.make("scaler", arm.scaler)
     for use, choice in choices(arm):
         selector: Selector = registry.make("selector", choice.selector)
+        for key in selector.quantizers:
+            registry.make("quantizer", key)
         if selector.needs_like and choice.like is None:
             names = [other.name for other in study.arms if getattr(other, use) is not None and other.name != arm.name]
             raise InputError(
