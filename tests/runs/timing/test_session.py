@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from pathlib import Path
 
 import pytest
 import torch
@@ -208,6 +209,18 @@ def test_the_shell_names_an_unknown_arm(checkpoints, tmp_path, capsys):
     (tmp_path / "study.yaml").write_text(yaml.safe_dump(declared(checkpoints("llama"))))
     assert main(["time", str(tmp_path), "--arm", "qualty"]) == 2
     assert "no arm 'qualty' is timed; did you mean 'quality'?" in capsys.readouterr().err
+
+
+def test_a_study_without_fine_tuning_is_refused_by_its_kind(tmp_path):
+    root = Path(__file__).parents[3]
+    with pytest.raises(InputError, match="is a study of kind ranking-control, and sessions time"):
+        time(root / "studies" / "ranking-control", out=tmp_path)
+
+
+def test_several_processes_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(InputError, match="without torchrun"):
+        run("no/such/model", tmp_path)
 
 
 # -- parts -------------------------------------------------------------------------------------------------------

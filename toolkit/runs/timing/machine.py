@@ -42,6 +42,9 @@ REASONS = {
 PERIOD = 0.5
 """Seconds between looks at the device while it is timed."""
 
+PATIENCE = 20
+"""Looks, a fifth of a period apart, until NVML shows that this process uses the device."""
+
 BUSY = 10
 """Utilization in percent, of a device on which nothing of ours runs, from which on someone else does."""
 
@@ -237,7 +240,11 @@ class GpuWatch:
         """Use the device for the first time, and take the process that appears with that for ours."""
         before = set(self.processes())
         use()
-        after = set(self.processes())
+        for _ in range(PATIENCE):
+            after = set(self.processes())
+            if after - before or after & self._ours:
+                break
+            time.sleep(PERIOD / 5)
         self._ours |= after - before
         if not after:
             self.labels.append("NVML shows no processes here, not even this one: others were not seen")

@@ -11,7 +11,7 @@ import os
 import re
 from collections import defaultdict
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
@@ -84,13 +84,19 @@ def _kernels(profiler: torch.profiler.profile) -> list[tuple[str, int, int]]:
     inner = profiler.profiler
     results = getattr(inner, "kineto_results", None)
     if results is not None:
-        raw = results.events()
-        return [(e.name(), e.start_ns(), e.duration_ns()) for e in raw if e.device_type() == DeviceType.CUDA]
+        raw = [e for e in results.events() if e.device_type() == DeviceType.CUDA]
+        return [(e.name(), e.start_ns(), e.duration_ns()) for e in raw if not _annotation(e)]
     return [
         (e.name, int(e.time_range.start * 1000), int(e.time_range.elapsed_us() * 1000))
         for e in profiler.events()
         if e.device_type == DeviceType.CUDA
     ]
+
+
+def _annotation(event: Any) -> bool:
+    """Whether an event is a name for a stretch of time, such as an optimizer's step, and nothing that ran."""
+    marked = getattr(event, "is_user_annotation", None)
+    return (marked is not None and marked()) or event.name().startswith(("Optimizer.", "ProfilerStep"))
 
 
 def _rounded(found: dict[str, float]) -> dict[str, float]:

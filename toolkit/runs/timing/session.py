@@ -157,7 +157,8 @@ class Rounds:
     def _measure_memory(self, baseline: str) -> None:
         if self._bench.device.type != "cuda":  # what a process keeps from its first steps counts as resident
             self._say("first steps of the process")
-            self._bench.memory(baseline)
+            with out_of_memory(baseline, "in its first steps, alone, at the widest batch"):
+                self._bench.memory(baseline)
         for arm in dict.fromkeys(entry.arm for entry in self.entries):
             self._say(f"memory of {arm}")
             try:
@@ -253,8 +254,9 @@ class Rounds:
             step = statistics.median(s.seconds / s.steps for s in self.samples[entry])
             try:
                 self.profiles[entry.arm] = shares(self._bench.device, get(entry), step)
-            except RuntimeError as error:  # a profiler that the driver forbids costs the profile, not the session
-                self.labels.append(f"arm {entry.arm}: no profile ({' '.join(str(error).split())[:120]})")
+            except Exception as error:  # whatever the profiler meets costs the profile, not the samples
+                reason = " ".join(str(error).split())[:120]
+                self.labels.append(f"arm {entry.arm}: no profile ({type(error).__name__}: {reason})")
 
 
 def make(

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from toolkit.errors import InputError
+from toolkit.records.declared import kind_of
 from toolkit.records.finetuning import FineTuning
 from toolkit.records.session import Session
 
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     from toolkit.records.plan import Plan
     from toolkit.registry import Registry
     from toolkit.runs.finetuning.asking import Asked
+
+KIND = "fine-tuning"
 
 TIMING = "timing"
 """Folder of the sessions in a study's results."""
@@ -64,6 +68,10 @@ def time(
     from toolkit.runs.models import choose_device, compute_dtype
     from toolkit.runs.timing.order import timed_arms
 
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise InputError("a timing session is one process on one device: start it without torchrun")
+    if not isinstance(study, FineTuning) and (kind := kind_of(study)) != KIND:
+        raise InputError(f"{study} is a study of kind {kind}, and sessions time the arms of one of kind {KIND}")
     what = asked(study, model=model, data=data, out=out, small=small)
     names = timed_arms(what.study, arms)
     target = choose_device(device)
