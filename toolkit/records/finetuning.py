@@ -153,10 +153,11 @@ class Timing(Record):
         task: whose training rows are the fixed list of batches; the study's first where it is left out.
         arms: that are timed; all where it is left out.
         duplicates: runs of the baseline beside the first, for the floor.
-        noisiest: the arm that gets a duplicate as well; the one with most quantized layers where it is left out.
+        noisiest: the arm that gets a duplicate as well; where it is left out, the arm beside the baseline whose samples
+            spread most in earlier sessions, and before those the one with most quantized layers.
         rounds: of all arms, each in a new random order.
         seconds: of each arm in each round, in whole cycles of the list.
-        batches: of the list.
+        batches: micro-batches of the list, rounded up to whole optimizer steps.
         warmup: cycles before the first round.
         floor: a session at or above it is shown and kept out.
     """

@@ -19,9 +19,9 @@ class Sample(Record):
     Attributes:
         order: place of the arm in its round.
         steps: optimizer steps; `tokens`: real ones, no padding.
-        clock, temperature, power: at its end (MHz, °C, W); None without NVML.
+        clock, temperature, power: at the last look before its end (MHz, °C, W); None where they cannot be read.
         throttled: reasons that NVML gave during the sample; empty: none.
-        load: utilization by other processes that NVML saw, names or numbers of the processes.
+        load: who else computed on the device meanwhile: processes that NVML saw; how many CPUs others kept busy.
     """
 
     round: int
@@ -38,7 +38,11 @@ class Sample(Record):
 
 
 class Memory(Record):
-    """Bytes in the memory pass: after building and before the first step, and at the peak of whole steps."""
+    """Bytes in the memory pass: after building and before the first step, and at the peak of whole steps.
+
+    On a GPU, of tensors (allocated) and of the allocator's blocks (reserved); on a CPU all are the process's resident
+    size.
+    """
 
     base_allocated: int
     base_reserved: int
