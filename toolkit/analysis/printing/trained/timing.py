@@ -78,8 +78,14 @@ def _session(session: Session, shared: bool, study: FineTuning) -> dict[str, Any
         "load": reading.load(session),
         "clocks": _clocks(session),
         "labels": labels,
-        "arms": [_arm(arm, base, floors) | {"levers": _differing(arm, base[0])} for arm in session.arms],
+        "arms": [_arm(arm, base, floors) | {"levers": _differing(arm, base[0])} for arm in _in_order(session.arms)],
     }
+
+
+def _in_order(arms: Sequence[Timed]) -> list[Timed]:
+    """Each arm's duplicates after its first run."""
+    names = list(dict.fromkeys(arm.arm for arm in arms))
+    return sorted(arms, key=lambda arm: (names.index(arm.arm), arm.duplicate))
 
 
 def _differing(arm: Timed, base: Timed) -> dict[str, Any]:

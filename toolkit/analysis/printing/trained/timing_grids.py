@@ -154,7 +154,7 @@ def _memory(timing: dict[str, Any]) -> Grid:
         more = NOTHING
         if least is not None and arm != timing["baseline"]:
             gap = largest["peak_allocated"] - least
-            more = ("+" if gap >= 0 else "−") + gib(abs(gap))
+            more = ("+" if gap > 0 else "−" if gap < 0 else "") + gib(abs(gap))
         names = ("base_allocated", "base_reserved", "peak_allocated", "peak_reserved")
         rows.append([arm, *(gib(largest[name]) for name in names), more])
     heading = ["arm", "base, allocated", "base, reserved", "peak, allocated", "peak, reserved"]
