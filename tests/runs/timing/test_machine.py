@@ -12,8 +12,9 @@ import torch
 
 from toolkit.errors import RunError
 from toolkit.records.session import Machine
-from toolkit.runs.timing import machine
-from toolkit.runs.timing.machine import BlindWatch, CpuWatch, GpuWatch
+from toolkit.runs.timing import cpu_watch, machine
+from toolkit.runs.timing.cpu_watch import CpuWatch
+from toolkit.runs.timing.machine import BlindWatch, GpuWatch
 
 CUDA = torch.device("cuda", 0)
 
@@ -186,7 +187,7 @@ def test_busy_cpus_are_refused_and_with_beside_others_labelled(spinners):
 def test_our_own_work_is_no_load_of_others(monkeypatch):
     """Counts as the system gives them: 2 s passed, 3 CPU seconds were used, 1.9 of them ours."""
     counts = iter([(10.0, 100.0, 50.0), (12.0, 103.0, 51.9)])
-    monkeypatch.setattr(machine, "_cpu_counts", lambda: next(counts))
+    monkeypatch.setattr(cpu_watch, "_cpu_counts", lambda: next(counts))
     found = CpuWatch()
     found.begin()
     assert found._others() == pytest.approx(0.55)

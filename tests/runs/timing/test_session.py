@@ -13,7 +13,7 @@ from toolkit.errors import InputError, RunError
 from toolkit.records.finetuning import FineTuning
 from toolkit.records.session import Memory, Session
 from toolkit.runs.timing import memory, order, session, time
-from toolkit.runs.timing.machine import CpuWatch
+from toolkit.runs.timing.cpu_watch import CpuWatch
 from toolkit.runs.timing.order import Entry
 from toolkit.runs.timing.profiling import kind_of, union
 
