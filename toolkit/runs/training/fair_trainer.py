@@ -10,23 +10,22 @@ from __future__ import annotations
 
 import array
 import contextlib
-import dataclasses
 import hashlib
 import itertools
-import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback, TrainingArguments
+from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback
 
-from toolkit.errors import InputError, RunError, closest
+from toolkit.errors import InputError, RunError
 from toolkit.runs.adapters import uncast
-from toolkit.runs.training import checkpoints
+from toolkit.runs.training import checkpoints, settings
 from toolkit.runs.training.backward import bare_model, blocks_of, lowest_block, run_through, stop_backward
 from toolkit.runs.training.batches import Schedule, collate, schedule
+from toolkit.runs.training.dropout import lever_dropout
 from toolkit.runs.training.graphs import Graphs, own_stream, refused
 from toolkit.runs.training.loss import TargetLoss
 
@@ -35,9 +34,6 @@ if TYPE_CHECKING:
 
     from toolkit.records.levers import Levers, Seeds
     from toolkit.runs.tasks.encoding import Encoded
-
-LOG = 10
-"""Steps between two looks at the losses, each of which waits for the device; trackers hear as often."""
 
 
 class FairTrainer(Trainer):
@@ -63,7 +59,6 @@ class FairTrainer(Trainer):
         self.graphs: Graphs | None = None
         self._loss: TargetLoss | None = None
         self._sum = torch.zeros((), device=self.args.device)
-        self._extra: dict[str, Any] = {}
         self.position: Callable[[], dict[str, Any]] = dict
         self.identity: dict[str, Any] = {}
 
@@ -158,7 +153,7 @@ class FairTrainer(Trainer):
         try:
             autocast = self.args.bf16 or self.args.fp16
             narrow = uncast(self.model) if autocast else contextlib.nullcontext()
-            with _dropout(self.model, self.levers.dropout), narrow, self._graphed():
+            with lever_dropout(self.model, self.levers.dropout), narrow, self._graphed():
                 self.model.train()
                 yield
         finally:
@@ -245,38 +240,6 @@ class Levered(TrainerCallback):
         handle = block.register_forward_pre_hook(look, with_kwargs=True)
 
 
-@contextlib.contextmanager
-def _dropout(model: nn.Module, share: float) -> Iterator[None]:
-    """Only the adapters drop out, by the lever's share; the frozen model's own dropout is off."""
-    undo: list[tuple[Any, str, Any]] = []
-
-    def put(owner: Any, name: str, value: Any) -> None:
-        undo.append((owner, name, getattr(owner, name)))
-        setattr(owner, name, value)
-
-    inside: set[int] = set()
-    for module in model.modules():
-        dropouts = getattr(module, "lora_dropout", None)
-        if isinstance(dropouts, nn.ModuleDict):
-            inside |= {id(m) for m in dropouts.modules()}
-            chosen = {key: nn.Dropout(share) if share else nn.Identity() for key in dropouts}
-            inside |= {id(m) for m in chosen.values()}
-            put(module, "lora_dropout", nn.ModuleDict(chosen))
-    for module in model.modules():
-        if id(module) in inside:
-            continue
-        if isinstance(module, nn.modules.dropout._DropoutNd):
-            put(module, "p", 0.0)
-        for name, value in list(vars(module).items()):
-            if isinstance(value, float) and value and (name.endswith("dropout") or name.endswith("pdrop")):
-                put(module, name, 0.0)
-    try:
-        yield
-    finally:
-        for owner, name, value in reversed(undo):
-            setattr(owner, name, value)
-
-
 def _checkpointing_off(model: nn.Module) -> None:
     bare = bare_model(model)
     for name in ("activation_checkpointing_disable", "gradient_checkpointing_disable"):
@@ -327,7 +290,9 @@ def trainer(
     _check_built(model, levers)
     plan = schedule(data, levers, seeds.data, repeated=repeated)
     device = next(iter(trained.values())).device
-    args = arguments(levers, seeds, len(plan.steps), folder, device, _dtype(model), report_to=report_to, name=name)
+    args = settings.arguments(
+        levers, seeds, len(plan.steps), folder, device, _dtype(model), report_to=report_to, name=name
+    )
     try:
         made = FairTrainer(
             plan=plan, levers=levers, data=data, pad=pad, model=model, args=args, train_dataset=list(data)
@@ -358,107 +323,6 @@ def _digest(data: Sequence[Encoded]) -> str:
     for row in data:
         found.update(array.array("q", (len(row.ids), *row.ids)).tobytes() + bytes(row.target))
     return found.hexdigest()
-
-
-def arguments(
-    levers: Levers,
-    seeds: Seeds,
-    steps: int,
-    folder: Path,
-    device: torch.device,
-    dtype: torch.dtype,
-    *,
-    report_to: Sequence[str] = (),
-    name: str = "",
-) -> TrainingArguments:
-    """Trainer's own settings for the levers.
-
-    Raises:
-        InputError: an unknown tracker, or an accumulation that the number of processes does not divide.
-    """
-    trackers = _trackers(report_to)
-    schedule = levers.schedule
-    warmup = math.ceil(levers.warmup * steps)
-    if schedule == "constant" and warmup:
-        schedule = "constant_with_warmup"
-    with _on(device):
-        args = TrainingArguments(
-            output_dir=str(folder),
-            use_cpu=device.type == "cpu",
-            max_steps=steps,
-            per_device_train_batch_size=levers.batch,
-            gradient_accumulation_steps=levers.accumulation,
-            learning_rate=levers.learning_rate,
-            lr_scheduler_type=schedule,
-            warmup_steps=warmup,
-            weight_decay=levers.weight_decay,
-            max_grad_norm=levers.clip,
-            optim="adamw_torch_fused" if fused(device) else "adamw_torch",
-            bf16=dtype == torch.bfloat16,
-            fp16=dtype == torch.float16 and device.type == "cuda",  # the CPU has no loss scale in accelerate
-            **_checkpointing(levers),
-            seed=seeds.data,
-            data_seed=seeds.data,
-            save_strategy="no",
-            logging_strategy="steps" if trackers else "no",
-            logging_steps=LOG,
-            logging_nan_inf_filter=False,
-            disable_tqdm=True,
-            remove_unused_columns=False,
-            report_to=trackers or "none",
-            run_name=name or None,
-            ddp_find_unused_parameters=False,
-            ddp_broadcast_buffers=False,  # packed weights are buffers, alike in every process and never changed
-        )
-        args._n_gpu = min(args.n_gpu, 1)  # never torch's DataParallel: several devices are for several processes
-    world = args.world_size
-    if levers.accumulation % world:
-        raise InputError(
-            f"accumulation {levers.accumulation} does not divide among {world} processes; a step must hold the same "
-            "examples on any number of them"
-        )
-    args.gradient_accumulation_steps = levers.accumulation // world
-    return args
-
-
-def _checkpointing(levers: Levers) -> dict[str, Any]:
-    """Under the name that the installed transformers gives it."""
-    if not levers.checkpointing:
-        return {}
-    names = {field.name for field in dataclasses.fields(TrainingArguments)}
-    name = "activation_checkpointing" if "activation_checkpointing" in names else "gradient_checkpointing"
-    return {name: True, f"{name}_kwargs": {"use_reentrant": False}}
-
-
-def fused(device: torch.device) -> bool:
-    """Whether AdamW has a fused kernel on the device."""
-    from torch.utils._foreach_utils import _get_fused_kernels_supported_devices
-
-    return device.type in _get_fused_kernels_supported_devices()
-
-
-@contextlib.contextmanager
-def _on(device: torch.device) -> Iterator[None]:
-    """Have accelerate choose the model's own device, where no launcher has chosen one."""
-    import os
-
-    if device.type != "cuda" or "LOCAL_RANK" in os.environ or "ACCELERATE_TORCH_DEVICE" in os.environ:
-        yield
-        return
-    os.environ["ACCELERATE_TORCH_DEVICE"] = f"cuda:{device.index or 0}"
-    try:
-        yield
-    finally:
-        del os.environ["ACCELERATE_TORCH_DEVICE"]
-
-
-def _trackers(names: Sequence[str]) -> list[str]:
-    from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
-
-    for name in names:
-        if name not in INTEGRATION_TO_CALLBACK:
-            raise InputError(f"report_to names {name!r}, which is no tracker; {closest(name, INTEGRATION_TO_CALLBACK)}")
-    return list(names)
 
 
 def _dtype(model: nn.Module) -> torch.dtype:

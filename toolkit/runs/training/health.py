@@ -20,7 +20,7 @@ SCALE_FLOOR = 1.0
 """A loss scale that is no larger does not protect small gradients: float16's own range is exceeded. Ours."""
 
 PATIENCE = 2
-"""Looks in a row, `fair_trainer.LOG` steps apart, that find the scale at its floor before the run ends."""
+"""Looks in a row, `settings.LOG` steps apart, that find the scale at its floor before the run ends."""
 
 
 class Unhealthy(Exception):

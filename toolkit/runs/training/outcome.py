@@ -14,9 +14,10 @@ from toolkit.records.trained import Course, Flag
 from toolkit.runs.progress import Progress
 from toolkit.runs.training import checkpoints
 from toolkit.runs.training.course import Clock, Curve, course
-from toolkit.runs.training.fair_trainer import fused, trainer
+from toolkit.runs.training.fair_trainer import trainer
 from toolkit.runs.training.health import Unhealthy, flags_of
 from toolkit.runs.training.pacing import Pacer, Pacing
+from toolkit.runs.training.settings import fused
 from toolkit.runs.training.watch import Watch, deterministic
 
 if TYPE_CHECKING:

@@ -12,9 +12,10 @@ from transformers import TrainerCallback
 
 from toolkit.runs.progress import Progress
 from toolkit.runs.training.course import Clock, Curve
-from toolkit.runs.training.fair_trainer import LOG, FairTrainer
+from toolkit.runs.training.fair_trainer import FairTrainer
 from toolkit.runs.training.health import PATIENCE, SCALE_FLOOR, check_gradients, check_moved, fatal, not_finite
 from toolkit.runs.training.pacing import Pacer
+from toolkit.runs.training.settings import LOG
 
 
 class Watch(TrainerCallback):
@@ -80,11 +81,8 @@ class Watch(TrainerCallback):
         """Look, save, wait."""
         step = state.global_step
         last = step >= state.max_steps
-        if not self.trainer.accelerator.optimizer_step_was_skipped and self._rates[-1] > 0:
-            self._updates += 1
-            if self._updates == 2 or (self._updates == 1 and last):
-                self.look()
-                check_moved(self.trainer.model, step)
+        if self._updates < 2:
+            self._first_updates(step, last)
         if step % LOG == 0 or last or (self._progress_due and not self._several):
             self.look()
         if last or (self._several and step % LOG and not self._by_steps(step)):
@@ -92,6 +90,22 @@ class Watch(TrainerCallback):
         self._pace(control)
         if self._by_steps(step) or self.stopped or self._by_seconds():
             self.save()
+
+    def _first_updates(self, step: int, last: bool) -> None:
+        """Once two updates were done, or the only one, every adapter must have moved.
+
+        Under a loss scale the fused optimizer skips steps by itself, and its own count tells how many were done.
+        """
+        if self._rates[-1] == 0:
+            return
+        if self.trainer.accelerator.scaler is None:
+            self._updates += 1
+        elif step % LOG == 0 or last:
+            optimizer = getattr(self.trainer.optimizer, "optimizer", self.trainer.optimizer)
+            self._updates = min((int(state["step"]) for state in optimizer.state.values()), default=0)
+        if self._updates >= 2 or (self._updates and last):
+            self.look()
+            check_moved(self.trainer.model, step)
 
     @property
     def _progress_due(self) -> bool:
