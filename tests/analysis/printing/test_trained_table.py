@@ -188,7 +188,12 @@ def test_one_draw_for_all_seeds_is_labelled(made, trained):
     data, text = summary(builder.folder), table(builder.folder)
     assert arm(data, "matched")["labels"] == ["this draw only"]
     assert [e["this_draw_only"] for e in data["contrasts"] if e["primary"]] == [False, True, True]
-    assert "this draw only" in text and "take a new random draw" not in text
+    assert "this draw only" in text and "A new random draw for each seed" not in text
+
+
+def test_a_new_draw_for_each_seed_is_said(made):
+    text = table(made(seeds=4).write().folder)
+    assert "A new random draw for each seed: matched" in text and "this draw only" not in text
 
 
 def test_a_grid_has_draw_as_a_random_effect(made, trained):

@@ -88,7 +88,7 @@ def notes(results: TrainedResults, data: dict[str, Any]) -> list[str]:
     drawn = [a.name for a in study.arms if _random(a) and not once(a) and draws_of(study, a.name) is None]
     if drawn and data["arms"]:
         said.append(
-            f"{', '.join(drawn)} take{'s' if len(drawn) == 1 else ''} a new random draw for each seed: their spread is that of draws and seeds "
+            f"A new random draw for each seed: {', '.join(drawn)}; the spread there is that of draws and seeds "
             "together."
         )
     flagged = [e for e in data["arms"] if doubtful(e)]
