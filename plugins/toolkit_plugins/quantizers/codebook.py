@@ -9,6 +9,7 @@ All of it in float32. A format gives its levels, its blocks, and what it makes o
 
 from __future__ import annotations
 
+import functools
 import math
 from abc import abstractmethod
 from collections.abc import Mapping
@@ -98,7 +99,7 @@ class CodebookQuantizer(Quantizer):
         high, low = packed >> 4, packed & 15
         pair = (high, low) if self.first_nibble == "high" else (low, high)
         codes = torch.stack(pair, dim=1).view(-1)[:count]
-        levels = torch.tensor(self.levels, dtype=torch.float32, device=packed.device)
+        levels = _on_device(tuple(self.levels), packed.device)
         scale = self.unpack_scales(tensors).view(count // columns, -1)
         values = levels[codes.int()].view(-1, columns)
         return native.reference.scaled(values, scale, self.block_size, "multiply")
@@ -136,3 +137,9 @@ class CodebookQuantizer(Quantizer):
 
     def _columns(self, shape: tuple[int, ...]) -> int:
         return shape[-1] if self.by_row and shape else math.prod(shape)
+
+
+@functools.cache
+def _on_device(levels: tuple[float, ...], device: torch.device) -> torch.Tensor:
+    """The levels by code, copied to the device once: a layer that decodes in every step must not wait for the copy."""
+    return torch.tensor(levels, dtype=torch.float32, device=device)
