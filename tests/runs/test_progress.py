@@ -47,3 +47,11 @@ def test_a_line_every_half_minute_and_the_last_one(clock, capsys):
 )
 def test_durations_are_read_at_a_glance(seconds, text):
     assert spell(seconds) == text
+
+
+def test_what_was_done_before_counts_but_not_for_the_time_left(clock, capsys):
+    with Progress(100, done=50) as bar:
+        clock.now += 40
+        bar.step("loss 1.0", 10)
+    # 10 steps in 40 s: 40 more take 160 s; all 60 in 40 s would promise 27 s
+    assert capsys.readouterr().err == "loss 1.0: 60 of 100, 3 min left\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -130,7 +131,8 @@ def locate(trainer: FairTrainer, step: int) -> tuple[str | None, str]:
             inputs = trainer._prepare_inputs(batch)
             loss = trainer.compute_loss(trainer.model, inputs, num_items_in_batch=trainer.plan.target[step - 1])
             if not first:
-                loss.backward()
+                with warnings.catch_warnings(action="ignore"):  # of the hook on the lowest adapted layer
+                    loss.backward()
             if not first:
                 named = trainer.model.named_parameters()
                 first += [
