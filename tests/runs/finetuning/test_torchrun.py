@@ -1,0 +1,33 @@
+"""One model trained by two processes, as `torchrun` starts them: the run of one process, to rounding."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from toolkit.records import rows as rows_file
+from toolkit.records.trained import Trained
+from toolkit.runs import finetuning
+
+
+@pytest.mark.slow
+def test_two_processes_train_what_one_trains(study, tmp_path):
+    levers = {"steps": 3, "batch": 4, "accumulation": 2, "length": 64, "rank": 2, "learning_rate": 0.01}
+    folder = study(levers=levers, seeds=1, arms=[{"name": "qlora"}])
+    alone = finetuning.run(folder, out=tmp_path / "alone", device="cpu", dtype="float32", progress=False)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command += ["-m", "toolkit", "run", str(folder), "--device", "cpu", "--dtype", "float32"]
+    command += ["--out", str(tmp_path / "together")]
+    done = subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    losses = []
+    for results in (alone, tmp_path / "together"):
+        found = {path.parent.name: Trained.load(path) for path in results.glob("runs/*/report.json")}
+        assert set(found) == {"sums--qlora--untrained", "sums--qlora--seed0"}
+        report = found["sums--qlora--seed0"]
+        assert report.finished and report.course.examples == 24
+        losses.append(rows_file.read(results / "runs" / report.run / report.rows.file, report.rows, "report")["nll"])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
