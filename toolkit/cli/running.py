@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -88,7 +89,8 @@ def run(
         report_to=report_to,
         pacing=pacing,
     )
-    print(f"results in {results}", file=sys.stderr)
+    if os.environ.get("RANK", "0") == "0":  # of several processes that train one model, the first speaks
+        print(f"results in {results}", file=sys.stderr)
 
 
 def _for_training(study: Path, given: dict[str, object]) -> None:
