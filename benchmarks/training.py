@@ -3,12 +3,12 @@
     python benchmarks/training.py [-o benchmarks/results/training.json] [--small] [--seconds 1.5] [--rounds 5]
 
 A model of Llama-3.2-1B's shape with random weights, made on the device; batch 8 × 512, r = 8 on all seven
-projections, loss on the last 32 tokens. By hand: PEFT's model in a plain loop with a fused AdamW and nothing else (no
-clipping, no schedule, no logging), in bfloat16 under autocast, the same with 16-bit adapters, over bitsandbytes'
-NF4 layers, and under torch.compile. Ours: the arms `base: none` and `base: nf4` through the Trainer that trains
-studies, as a timing session drives it. Each is timed in whole cycles of one list of batches, in rounds of random
-order; three runs of each loop that ours is held against give the floor. Needs one GPU, and under three minutes;
-`--small` is a smoke test of tiny shapes on any device.
+projections, loss on the last 32 tokens, whose logits alone are computed. By hand: PEFT's model in a plain loop with a
+fused AdamW and nothing else (no clipping, no schedule, no logging), in bfloat16 under autocast, the same with 16-bit
+adapters, over bitsandbytes' NF4 layers, and under torch.compile. Ours: the arms `base: none` and `base: nf4` through
+the Trainer that trains studies, as a timing session drives it, plainly and with its lever `graphs`. Each is timed in
+whole cycles of one list of batches, in rounds of random order; three runs of each loop that ours is held against give
+the floor. Needs one GPU, and under three minutes; `--small` is a smoke test of tiny shapes on any device.
 """
 
 from __future__ import annotations
@@ -72,8 +72,6 @@ ALLOWED = 0.05
 OURS = {"ours, bf16": "by hand, bf16", "ours, NF4": "by hand, NF4"}
 """Ours → the loop that it is held against."""
 
-IGNORED = -100
-
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
@@ -90,17 +88,24 @@ class Loop:
     """A training loop as one writes it by hand, over the list again and again; timed as our Trainer is."""
 
     def __init__(
-        self, model: nn.Module, batches: Sequence[dict[str, torch.Tensor]], device: torch.device, autocast: bool
+        self,
+        model: nn.Module,
+        batches: Sequence[torch.Tensor],
+        target: int,
+        device: torch.device,
+        autocast: bool,
     ) -> None:
         self._model, self._batches, self._device, self._autocast = model.train(), batches, device, autocast
+        self._target = target
         trained = [p for p in model.parameters() if p.requires_grad]
         self._optimizer = torch.optim.AdamW(trained, lr=RATE, fused=True)
         self.steps = len(batches)
 
-    def _step(self, batch: dict[str, torch.Tensor]) -> None:
-        moved = {name: value.to(self._device, non_blocking=True) for name, value in batch.items()}
+    def _step(self, batch: torch.Tensor) -> None:
+        ids, last = batch.to(self._device, non_blocking=True), self._target
         with torch.autocast(self._device.type, torch.bfloat16, enabled=self._autocast):
-            loss = self._model(**moved, use_cache=False).loss
+            logits = self._model(input_ids=ids, use_cache=False, logits_to_keep=last + 1).logits[:, :-1]
+        loss = nn.functional.cross_entropy(logits.float().flatten(0, 1), ids[:, -last:].flatten())
         loss.backward()
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
@@ -143,13 +148,7 @@ class Session:
         chance = torch.Generator().manual_seed(0)
         count, vocabulary = shape.batches, shape.config["vocab_size"]
         self.ids = torch.randint(1, vocabulary, (count, shape.batch, shape.length), generator=chance)
-        labels = self.ids.clone()
-        labels[..., : -shape.target] = IGNORED
-        pairs = zip(self.ids, labels, strict=True)
-        self.batches = [self._pinned({"input_ids": ids, "labels": targets}) for ids, targets in pairs]
-
-    def _pinned(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        return {k: v.pin_memory() for k, v in batch.items()} if self.device.type == "cuda" else batch
+        self.batches = [ids.pin_memory() if device.type == "cuda" else ids for ids in self.ids]
 
     def dense(self) -> nn.Module:
         """The model with random weights, in bfloat16, on the device."""
@@ -176,9 +175,9 @@ class Session:
             _to_nf4(model, self.device)
         config = LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules=PROJECTIONS, lora_dropout=0.0)
         model = get_peft_model(model, config, autocast_adapter_dtype=autocast)
-        return Loop(torch.compile(model) if compiled else model, self.batches, self.device, autocast)
+        return Loop(torch.compile(model) if compiled else model, self.batches, self.shape.target, self.device, autocast)
 
-    def ours(self, base: str) -> Any:
+    def ours(self, base: str, *, graphs: bool = False) -> Any:
         """Our arm, and the Trainer that trains it."""
         plan = Plan.protecting(None, base=base, rank=RANK, alpha=ALPHA)
         model = build(self.dense(), plan, dtype="bfloat16")
@@ -192,6 +191,7 @@ class Session:
             batch=self.shape.batch,
             accumulation=1,
             length=self.shape.length,
+            graphs=graphs,
         )
         return driver(model, rows, levers, Seeds.all(0), self.folder, 0)
 
@@ -221,6 +221,8 @@ def variants(session: Session, compiled: bool) -> dict[str, Callable[[], Any]]:
         "by hand, NF4": lambda: session.by_hand(nf4=True),
         "ours, bf16": lambda: session.ours("none"),
         "ours, NF4": lambda: session.ours("nf4"),
+        "ours, bf16, CUDA graphs": lambda: session.ours("none", graphs=True),
+        "ours, NF4, CUDA graphs": lambda: session.ours("nf4", graphs=True),
     }
     if compiled:
         made["by hand, bf16, compiled"] = lambda: session.by_hand(compiled=True)

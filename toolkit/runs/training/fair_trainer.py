@@ -26,7 +26,7 @@ from toolkit.runs.training import checkpoints, settings
 from toolkit.runs.training.backward import bare_model, blocks_of, lowest_block, run_through, stop_backward
 from toolkit.runs.training.batches import Schedule, collate, schedule
 from toolkit.runs.training.dropout import lever_dropout
-from toolkit.runs.training.graphs import Graphs, own_stream, refused
+from toolkit.runs.training.graphs import Graphs, refused
 from toolkit.runs.training.loss import TargetLoss
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ class FairTrainer(Trainer):
         try:
             autocast = self.args.bf16 or self.args.fp16
             narrow = uncast(self.model) if autocast else contextlib.nullcontext()
-            with lever_dropout(self.model, self.levers.dropout), narrow, self._graphed():
+            with lever_dropout(self.model, self.levers.dropout), narrow:
                 self.model.train()
                 yield
         finally:
@@ -178,16 +178,15 @@ class FairTrainer(Trainer):
         reason = refused(self.levers.checkpointing, self.args.device, self.args.world_size, scaled)
         return reason or (self.graphs.failed if self.graphs is not None else None)
 
-    @contextlib.contextmanager
-    def _graphed(self) -> Iterator[None]:
-        """Under the lever `graphs`, everything on a stream that can be captured."""
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """As Trainer's; under the lever `graphs`, on a stream that can be captured."""
         if not self.levers.graphs or self.not_graphed is not None:
-            yield
-            return
-        with own_stream(self.args.device):
+            return super().train(*args, **kwargs)
+        if self.graphs is None:
             work = lambda inputs, count: self._forward_backward(self.model_wrapped, inputs, count)  # noqa: E731
             self.graphs = Graphs(work, self.trained)
-            yield
+        with self.graphs.stream():
+            return super().train(*args, **kwargs)
 
     # -- checkpoints -----------------------------------------------------------------------------------------------
 

@@ -49,9 +49,21 @@ class Graphs:
         self._gradients = [torch.zeros_like(p) for p in self._trained]
         self._captured: dict[tuple[int, ...], _Captured] = {}
         self._seen: set[tuple[int, ...]] = set()
-        self._pool = torch.cuda.graph_pool_handle()
+        self._device = self._gradients[0].device
+        self._pool, self._stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream(self._device)
         self.replayed = 0
         self.failed: str | None = None
+
+    @contextlib.contextmanager
+    def stream(self) -> Iterator[None]:
+        """A stream of its own, which can be captured as the default one cannot; work before and after is waited for."""
+        before = torch.cuda.current_stream(self._device)
+        self._stream.wait_stream(before)
+        try:
+            with torch.cuda.stream(self._stream):
+                yield
+        finally:
+            before.wait_stream(self._stream)
 
     def __call__(self, batch: Batch, count: float) -> torch.Tensor:
         """The loss of one micro-batch (on the device, not to be kept beyond the next call); gradients are added."""
@@ -62,7 +74,7 @@ class Graphs:
         captured = self._captured.get(key)
         if captured is None:
             self._seen.add(key)
-            return self._work(batch, torch.full((), float(count), device=self._gradients[0].device))
+            return self._work(batch, torch.full((), float(count), device=self._device))
         for name, fixed in captured.batch.items():
             fixed.copy_(batch[name], non_blocking=True)
         captured.count.fill_(float(count))
@@ -79,7 +91,7 @@ class Graphs:
 
     def _capture(self, key: tuple[int, ...], batch: Batch, count: float) -> None:
         fixed = {name: tensor.clone() for name, tensor in batch.items()}
-        number = torch.full((), float(count), device=self._gradients[0].device)
+        number = torch.full((), float(count), device=self._device)
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
         try:
@@ -93,19 +105,6 @@ class Graphs:
             self._captured.clear()
             return
         self._captured[key] = _Captured(graph, fixed, number, loss)
-
-
-@contextlib.contextmanager
-def own_stream(device: torch.device) -> Iterator[None]:
-    """A stream other than the default one, which cannot be captured; work before and after is waited for."""
-    before = torch.cuda.current_stream(device)
-    stream = torch.cuda.Stream(device)
-    stream.wait_stream(before)
-    try:
-        with torch.cuda.stream(stream):
-            yield
-    finally:
-        before.wait_stream(stream)
 
 
 def refused(levers_checkpointing: bool, device: torch.device, processes: int, scaled: bool) -> str | None:
