@@ -20,10 +20,10 @@ from pathlib import Path
 
 import torch
 
-from toolkit.runs import texts
-from toolkit.runs.evaluation import Evaluation, total, window_scores
 from toolkit.runs.models import choose_device, load_model, load_tokenizer
-from toolkit.runs.sweep import Sweep
+from toolkit.runs.ranking import texts
+from toolkit.runs.ranking.evaluation import Evaluation, total, window_scores
+from toolkit.runs.ranking.sweep import Sweep
 from toolkit.weights.layers import layers_of
 
 WINDOW = 512

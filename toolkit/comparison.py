@@ -89,14 +89,14 @@ def compare(
         seed: of the draws.
         out: folder for the results; by default `compare-SELECTOR` here.
         certificate: its file; by default `control.json` in that folder.
-        device, dtype, progress: as `toolkit.runs.runner.run`.
+        device, dtype, progress: as `toolkit.runs.ranking.run`.
 
     Raises:
         InputError: the selector is random or matches another selection, or as `run` and `certify`.
     """
     from toolkit.analysis.certificates.certifying import certify
-    from toolkit.runs.locking import lock
-    from toolkit.runs.runner import run
+    from toolkit.runs.ranking import run
+    from toolkit.runs.ranking.sealing import lock
 
     made: Selector = registry.make("selector", selector)
     if made.random or made.needs_like:

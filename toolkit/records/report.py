@@ -13,6 +13,8 @@ from toolkit.records.profile import Reference
 from toolkit.records.selection import Selection
 
 REPORT = "report.json"
+PARTIAL = "draws.partial.jsonl"
+"""Beside it: the draws of a control that is being measured."""
 ROWS = "rows.jsonl.gz"
 
 SIXTEEN_BIT, BASE = "16-bit", "base"

@@ -12,7 +12,6 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import inspect
-import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -20,47 +19,17 @@ import toolkit
 from toolkit.errors import InputError
 from toolkit.records.finetuning import FineTuning
 from toolkit.records.lock import LOCK, Lock, differences
-from toolkit.records.report import REPORT
+from toolkit.records.report import PARTIAL, REPORT
 from toolkit.records.study import Study
 from toolkit.records.trained import RUNS
 from toolkit.registry import registry
-from toolkit.runs import design, results
-from toolkit.runs.asking import asked
-from toolkit.runs.texts import read_text
+from toolkit.runs import results
 
 SOURCES = (".py", ".c")
 """Suffixes of the files that compute; the rest of a package is data that has hashes of its own."""
 
 VERSIONS = ("torch", "transformers", "numpy")
 """Packages beside our own whose version is locked."""
-
-
-def lock(
-    study: str | os.PathLike[str] | Study,
-    *,
-    out: str | os.PathLike[str] | None = None,
-    small: bool = False,
-    model: str | os.PathLike[str] | None = None,
-    texts: Mapping[str, str] | Iterable[str] | None = None,
-) -> Path:
-    """Seal a study's analysis before its first run: `lock.json` in the folder of its results, and its path.
-
-    Locking the same study twice keeps the first lock. The arguments are those of `run`, and must be the same
-    there: a study that is run on another text is not the one that was locked.
-
-    Raises:
-        InputError: results exist already (the first is named), or another lock stands there (what differs is
-            named); or the study cannot be run.
-        RunError: the folder cannot be written, or another process is writing in it.
-    """
-    what = asked(study, model=model, texts=texts, out=out, small=small)
-    declared = what.study
-    return seal(
-        what.folder,
-        declared,
-        {name: read_text(source).sha256 for name, source in declared.texts.items()},
-        components(declared),
-    )
 
 
 def seal(
@@ -80,7 +49,9 @@ def seal(
         packages: others whose version is locked.
 
     Raises:
-        InputError, RunError: as `lock`.
+        InputError: results exist already (the first is named), or another lock stands there (what differs is
+            named).
+        RunError: the folder cannot be written, or another process is writing in it.
     """
     from toolkit.weights.profiling import fingerprint_of
     from toolkit.weights.sources import resolve
@@ -118,7 +89,7 @@ def seal(
 
 def _first_result(folder: Path) -> Path | None:
     """A report, or draws of an interrupted run, sound or damaged."""
-    found = [*folder.glob(f"*/{REPORT}*"), *folder.glob(f"*/{results.PARTIAL}"), *folder.glob(f"{RUNS}/*/*")]
+    found = [*folder.glob(f"*/{REPORT}*"), *folder.glob(f"*/{PARTIAL}"), *folder.glob(f"{RUNS}/*/*")]
     return min(found, default=None)
 
 
@@ -148,12 +119,6 @@ def standing(
         return None, [str(error)]
     differing = list(differences(found, study, fingerprint, texts, code(named, packages)))
     return (None, differing) if differing else (found.hash, [])
-
-
-def components(study: Study) -> list[tuple[str, str]]:
-    """Kind and key of every component that a controlled ablation names, or that a selector of it reads."""
-    keys = [("quantizer", key) for key in [*design.quantizers(study), study.protect]]
-    return keys + [("selector", item.selector) for item in [*study.arms, *study.controls]]
 
 
 def code(named: Iterable[tuple[str, str]], packages: Iterable[str] = VERSIONS) -> dict[str, str]:

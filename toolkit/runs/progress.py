@@ -54,7 +54,7 @@ class Progress:
             seconds = now - self._started
             now_done = self.done - self._before
             left = f", {spell(seconds / now_done * (self.total - self.done))} left" if now_done else ""
-            print(f"{description}: {self.done} of {self.total}{left}", file=sys.stderr, flush=True)
+            say(f"{description}: {self.done} of {self.total}{left}")
             self._spoken = now
 
 
@@ -64,3 +64,8 @@ def spell(seconds: float) -> str:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
     return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60:02} min"
+
+
+def say(text: str) -> None:
+    """A line for the user, on stderr."""
+    print(text, file=sys.stderr, flush=True)

@@ -1,10 +1,8 @@
-"""A study's results folder: reports and rows written atomically, finished draws kept, what is there checked.
+"""A study's results folder, whatever its kind: held by one process, what is there checked, and never mixed.
 
-results/settings.json           what fixes the numbers; a run under other settings is refused
-results/study.json              the study as it ran
-results/profile.json            the profile, made once
-results/<run>/report.json       and rows.jsonl.gz beside it: one line a draw and text
-results/<run>/draws.partial.jsonl    draws finished so far, while a control is being measured
+results/settings.json    what fixes the numbers; a run under other settings is refused
+results/study.json       the study as it ran
+results/profile.json     the profile of its model, made once
 """
 
 from __future__ import annotations
@@ -18,20 +16,17 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from toolkit.errors import InputError, RunError
-from toolkit.records import rows
-from toolkit.records.io import atomic, digest, read_bytes, read_json, write_json
-from toolkit.records.report import REPORT, Report, Rows
+from toolkit.records.finetuning import FineTuning
+from toolkit.records.io import digest, read_bytes, read_json, write_json
+from toolkit.records.profile import PROFILE, Profile
+from toolkit.records.report import REPORT, Report
 from toolkit.records.study import STUDY_COPY, Study
 from toolkit.records.trained import Trained
-from toolkit.runs.evaluation import WindowScore
 
 SETTINGS = "settings.json"
-PARTIAL = "draws.partial.jsonl"
 
 R = TypeVar("R", Report, Trained)
-
-Outcome = dict[str, list[WindowScore]]
-"""Text → its windows' scores."""
+S = TypeVar("S", Study, FineTuning)
 
 
 @contextlib.contextmanager
@@ -103,18 +98,20 @@ def _short(value: Any) -> str:
     return text[:12] if len(text) == 64 else text[:80]
 
 
-def same_study(folder: Path, study: Study) -> None:
+def same_study(folder: Path, study: S, keys: Sequence[str]) -> None:
     """Keep the study beside its results; what was declared before them cannot change after them.
 
+    Args:
+        study: as it is published, without the folders of this machine.
+        keys: of what was declared before the results.
+
     Raises:
-        InputError: the results there belong to another study or form, or another analysis was declared.
+        InputError: the results there belong to another study or form, or something else was declared.
     """
     path = folder / STUDY_COPY
-    # A text's file is named as in the reports: results may be published, and folders are the user's own.
-    study = study.model_copy(update={"texts": {name: Path(source).name for name, source in study.texts.items()}})
     if path.exists():
-        old = Study.load(path)
-        for key in ("name", "form", "analysis", "seed"):
+        old = type(study).load(path)
+        for key in keys:
             was, now = getattr(old, key), getattr(study, key)
             if was != now:
                 raise InputError(
@@ -128,6 +125,34 @@ def same_study(folder: Path, study: Study) -> None:
 
 def _plain(value: Any) -> str:
     return str(value.model_dump(mode="json")) if hasattr(value, "model_dump") else repr(value)
+
+
+def profile_of(folder: Path, model: str, quantizers: Sequence[str], *, progress: bool = True) -> Profile:
+    """The profile in the folder, where it is of this model and measured what is needed; else a new one.
+
+    Args:
+        quantizers: keys of those that it must have measured.
+
+    Raises:
+        InputError: it is of other weights.
+    """
+    from toolkit.weights.profiling import fingerprint_of, profile
+
+    path, wanted = folder / PROFILE, list(quantizers)
+    if path.exists():
+        kept = Profile.load(path)
+        found = fingerprint_of(model)
+        if found != kept.fingerprint:
+            raise InputError(
+                f"{folder} holds results on {kept.model} (weights {kept.fingerprint[:12]}), and the weights of {model} "
+                f"are {found[:12]}: another model, or changed weights; use --out for another folder"
+            )
+        if set(wanted) <= set(kept.quantizers):
+            return kept
+        wanted = list(dict.fromkeys([*kept.quantizers, *wanted]))
+    made = profile(model, wanted, progress=None if progress else False)
+    made.save(path)
+    return made
 
 
 def only_these(folder: Path, names: Sequence[str]) -> None:
@@ -198,97 +223,3 @@ def _set_aside(path: Path) -> Path:
     except OSError as error:
         raise RunError(f"cannot set the damaged report {path} aside: {error.strerror or error}") from error
     return aside
-
-
-class Partial:
-    """The draws of a control that are finished, in a file that grows by a line a draw.
-
-    The first line ties the file to the settings, and each line names its draw's set of layers. A torn last line,
-    left by a kill or a full disk, is dropped, and so is everything from the first line on that does not fit.
-    """
-
-    def __init__(self, folder: Path, settings: str, masks: Sequence[str]) -> None:
-        self.path = folder / PARTIAL
-        self._header = {"settings": settings}
-        self.done: dict[int, Outcome] = {}
-        self._sound = 0
-        if self.path.exists():
-            self._read(masks)
-
-    def _read(self, masks: Sequence[str]) -> None:
-        content = self.path.read_bytes()
-        for number, line in enumerate(content.splitlines(keepends=True)):
-            try:
-                item = json.loads(line)
-                if not line.endswith(b"\n"):
-                    break
-                if number == 0:
-                    if item != self._header:
-                        break
-                else:
-                    index, windows = item["draw"], item["windows"]
-                    if item["mask"] != masks[index]:
-                        break
-                    self.done[index] = {k: [WindowScore(*each) for each in scored] for k, scored in windows.items()}
-            except (ValueError, KeyError, TypeError, IndexError):
-                break
-            self._sound += len(line)
-
-    def add(self, finished: Sequence[tuple[int, str, Outcome]]) -> None:
-        """Append draws (index, mask, outcome), and see them onto the disk.
-
-        Raises:
-            RunError: the disk is full or the folder cannot be written; draws kept so far stay.
-        """
-        lines = [] if self._sound else [self._header]
-        lines += [{"draw": index, "mask": mask, "windows": plain(outcome)} for index, mask, outcome in finished]
-        data = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines).encode()
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with open(self.path, "r+b" if self.path.exists() else "w+b") as file:
-                file.truncate(self._sound)
-                file.seek(self._sound)
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError as error:
-            raise RunError(
-                f"cannot write {self.path}: {error.strerror or error}; the draws finished before are kept, and the "
-                "same command goes on from there"
-            ) from error
-        self._sound += len(data)
-        self.done |= {index: outcome for index, _, outcome in finished}
-
-    def remove(self) -> None:
-        """Delete the file: the report now holds its draws."""
-        self.path.unlink(missing_ok=True)
-
-
-def plain(outcome: Outcome) -> dict[str, list[list[Any]]]:
-    """An outcome as JSON: text → [tokens, nll, kl, top] a window."""
-    return {name: [[w.tokens, w.nll, w.kl, w.top] for w in windows] for name, windows in outcome.items()}
-
-
-def write_rows(folder: Path, outcomes: Sequence[Outcome], *, many: bool) -> Rows:
-    """Write a run's rows (`toolkit.records.rows`): every measured sum of one selection, or the losses of many."""
-    lines: list[list[Any]] = []
-    for draw, outcome in enumerate(outcomes):
-        for name, windows in outcome.items():
-            sums = [[w.nll for w in windows]]
-            if not many:
-                sums += [[w.kl for w in windows], [w.top for w in windows]]
-            lines.append([draw, name, *sums])
-    return rows.write(folder, rows.MANY if many else rows.ONE, lines)
-
-
-def write_report(folder: Path, report: Report) -> Path:
-    """Write `report.json` atomically, one draw a line."""
-    data = report.to_json()
-    draws = data.pop("draws", [])
-    text = json.dumps(data, indent=1, ensure_ascii=False)
-    if draws:
-        lines = ",\n".join(f"  {json.dumps(draw, ensure_ascii=False)}" for draw in draws)
-        text = f'{text.removesuffix(chr(10) + "}")},\n "draws": [\n{lines}\n ]\n}}'
-    with atomic(folder / REPORT) as temporary:
-        temporary.write_text(text + "\n", encoding="utf-8")
-    return folder / REPORT

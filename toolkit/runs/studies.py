@@ -33,7 +33,7 @@ def run(
 ) -> Path:
     """Run a study, or what is missing of it; the folder of its results.
 
-    A controlled ablation (`toolkit.runs.runner`) takes `texts`; a fine-tuning study (`toolkit.runs.finetuning`)
+    A controlled ablation (`toolkit.runs.ranking`) takes `texts`; a fine-tuning study (`toolkit.runs.finetuning`)
     takes `data`, `workers`, `report_to` and `pacing`. The other arguments are the same for both.
 
     Raises:
@@ -49,10 +49,10 @@ def run(
 
         _refuse("fine-tuning", {"texts": texts})
         return finetuning.run(study, **common, **{k: v for k, v in trains.items() if v is not None})  # type: ignore[arg-type]
-    from toolkit.runs import runner
+    from toolkit.runs import ranking
 
     _refuse("ranking-control", trains)
-    return runner.run(study, texts=texts, **common)  # type: ignore[arg-type]
+    return ranking.run(study, texts=texts, **common)  # type: ignore[arg-type]
 
 
 def lock(
@@ -67,17 +67,17 @@ def lock(
     """Seal a study's analysis before its first run: `lock.json` in the folder of its results, and its path.
 
     Raises:
-        InputError, RunError: as `toolkit.runs.locking.lock`.
+        InputError, RunError: as `toolkit.runs.locking.seal`.
     """
     if _trains(study):
         from toolkit.runs.finetuning import sealing
 
         _refuse("fine-tuning", {"texts": texts})
         return sealing.lock(study, model=model, data=data, out=out, small=small)  # type: ignore[arg-type]
-    from toolkit.runs import locking
+    from toolkit.runs.ranking import sealing
 
     _refuse("ranking-control", {"data": data})
-    return locking.lock(study, model=model, texts=texts, out=out, small=small)  # type: ignore[arg-type]
+    return sealing.lock(study, model=model, texts=texts, out=out, small=small)  # type: ignore[arg-type]
 
 
 def _trains(study: Any) -> bool:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import gc
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -275,8 +274,3 @@ def out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(
         sign in text for sign in ("can't allocate memory", "CUDA out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
     )
-
-
-def say(text: str) -> None:
-    """A line for the user, on stderr."""
-    print(text, file=sys.stderr, flush=True)

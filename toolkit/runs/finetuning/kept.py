@@ -3,65 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-from toolkit.errors import InputError
 from toolkit.records.finetuning import FineTuning
-from toolkit.records.profile import PROFILE, Profile
-from toolkit.records.study import STUDY_COPY
+from toolkit.records.profile import Profile
+from toolkit.runs import results
 from toolkit.runs.finetuning import plans
-from toolkit.runs.finetuning.bench import say
 from toolkit.runs.finetuning.data import encoded
+from toolkit.runs.progress import say
 from toolkit.runs.tasks import Split
 
 
 def same_study(folder: Path, study: FineTuning) -> None:
-    """Keep the study beside its results; what was declared before them cannot change after them.
-
-    Raises:
-        InputError: the results there are of another study or form, or were declared with another analysis.
-    """
-    path = folder / STUDY_COPY
-    published = study.published
-    if path.exists():
-        old = FineTuning.load(path)
-        for key in ("name", "form", "analysis", "repeats", "tune"):
-            was, now = getattr(old, key), getattr(published, key)
-            if was != now:
-                raise InputError(
-                    f"{folder} holds results that were declared with {key} {_plain(was)}, and the study now "
-                    f"has {_plain(now)}: use --out for another folder"
-                )
-        if old == published:
-            return
-    published.save(path)
+    """Keep the study beside its results, or refuse one that declares something else (`toolkit.runs.results`)."""
+    results.same_study(folder, study.published, ("name", "form", "analysis", "repeats", "tune"))
 
 
 def profile_of(folder: Path, study: FineTuning, *, progress: bool = True) -> Profile:
-    """The profile in the folder, where it is of this model and measured what is needed; else a new one.
-
-    Raises:
-        InputError: it is of other weights.
-    """
-    from toolkit.weights.profiling import fingerprint_of, profile
-
-    path = folder / PROFILE
-    wanted = plans.quantizers(study)
-    if path.exists():
-        kept = Profile.load(path)
-        found = fingerprint_of(study.model)
-        if found != kept.fingerprint:
-            raise InputError(
-                f"{folder} holds results on {kept.model} (weights {kept.fingerprint[:12]}), and the weights "
-                f"of {study.model} are {found[:12]}: another model, or changed weights; use --out for "
-                "another folder"
-            )
-        if set(wanted) <= set(kept.quantizers):
-            return kept
-        wanted = list(dict.fromkeys([*kept.quantizers, *wanted]))
-    made = profile(study.model, wanted, progress=None if progress else False)
-    made.save(path)
-    return made
+    """The profile of the study's model, with every quantizer that it needs (`toolkit.runs.results`)."""
+    return results.profile_of(folder, study.model, plans.quantizers(study), progress=progress)
 
 
 def calibrated_for(
@@ -96,7 +55,3 @@ def calibrated_for(
     )
     made.save(path)
     return made
-
-
-def _plain(value: Any) -> str:
-    return str(value.model_dump(mode="json")) if hasattr(value, "model_dump") else repr(value)

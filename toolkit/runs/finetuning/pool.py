@@ -19,8 +19,8 @@ from typing import Any
 
 from toolkit.errors import InputError, RunError
 from toolkit.runs.finetuning.attempt import MEMORY, Planned, Setup
-from toolkit.runs.finetuning.bench import Bench, Crowded, Stopped, say
-from toolkit.runs.progress import Progress
+from toolkit.runs.finetuning.bench import Bench, Crowded, Stopped
+from toolkit.runs.progress import Progress, say
 
 FREE = 0.9
 """Share of a device's free memory that runs are given."""

@@ -29,11 +29,11 @@ from toolkit.runs import locking, results
 from toolkit.runs.finetuning import design, kept, plans, sealing, tuning
 from toolkit.runs.finetuning.asking import asked
 from toolkit.runs.finetuning.attempt import AGAIN, Planned, Setup
-from toolkit.runs.finetuning.bench import Bench, Stopped, say
+from toolkit.runs.finetuning.bench import Bench, Stopped
 from toolkit.runs.finetuning.data import hashes, read_rows
 from toolkit.runs.finetuning.pool import Pool
 from toolkit.runs.models import choose_device, compute_dtype
-from toolkit.runs.progress import Progress, spell
+from toolkit.runs.progress import Progress, say, spell
 
 if TYPE_CHECKING:
     import torch
@@ -365,7 +365,3 @@ def _portable(study: FineTuning) -> None:
                 f"{kind} {key!r} was registered in this script or notebook, which worker processes do not see: put it "
                 "into a module with an entry point, or use workers=1"
             )
-
-
-def _plain(value: Any) -> str:
-    return str(value.model_dump(mode="json")) if hasattr(value, "model_dump") else repr(value)

@@ -101,10 +101,10 @@ def _session(
 
     from toolkit.registry import registry
     from toolkit.runs.finetuning import kept
-    from toolkit.runs.finetuning.bench import say
     from toolkit.runs.finetuning.data import encoded, read_rows
     from toolkit.runs.finetuning.plans import plan
     from toolkit.runs.models import load_tokenizer
+    from toolkit.runs.progress import say
     from toolkit.runs.provenance import Recorder
     from toolkit.runs.tasks import padding
     from toolkit.runs.timing import machine, session

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import time
 from typing import Any
 
 import torch
 from transformers import TrainerCallback
 
-from toolkit.runs.progress import Progress
+from toolkit.runs.progress import Progress, say
 from toolkit.runs.training.course import Clock, Curve
 from toolkit.runs.training.fair_trainer import FairTrainer
 from toolkit.runs.training.health import PATIENCE, SCALE_FLOOR, check_gradients, check_moved, fatal, not_finite
@@ -194,7 +193,7 @@ class Watch(TrainerCallback):
             self.clock.stop()
             since = time.monotonic()
             if self._first and self._progress.shown:
-                print(f"{self._name or 'the run'} waits: {reason}", file=sys.stderr, flush=True)
+                say(f"{self._name or 'the run'} waits: {reason}")
             while not ended and reason is not None:
                 time.sleep(self.pacer.pacing.poll)
                 ended, reason = self._agreed((self.pacer.ended, self.pacer.reason()) if self._first else None)

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 from toolkit.errors import InputError, RunError
 from toolkit.records.profile import PROFILE, Profile
 from toolkit.records.study import Study
-from toolkit.runs import results
-from toolkit.runs.evaluation import Evaluation, window_scores
 from toolkit.runs.models import load_model
-from toolkit.runs.sweep import Sweep
-from toolkit.runs.texts import Windows
+from toolkit.runs.ranking import kept
+from toolkit.runs.ranking.evaluation import Evaluation, window_scores
+from toolkit.runs.ranking.sweep import Sweep
+from toolkit.runs.ranking.texts import Windows
 
 if TYPE_CHECKING:
     import torch
@@ -27,7 +27,7 @@ IN_FLIGHT = {"cpu": 1, "other": 32}
 class Again:
     """What was measured otherwise: the outcome, what differed in words, threads, and batches recomputed."""
 
-    outcome: results.Outcome
+    outcome: kept.Outcome
     said: str
     threads: int
     recomputed: int
@@ -83,14 +83,14 @@ class Bench:
         """Batches whose reference logits did not fit and are recomputed for every measurement."""
         return self._evaluation.recomputed
 
-    def reference(self) -> results.Outcome:
+    def reference(self) -> kept.Outcome:
         """Everything in 16 bit, kept as the reference of what is measured afterwards."""
         self._sweep.set(self._names)
         return self._numbers(self._evaluation.keep_reference(), "16-bit reference")
 
     def measure(
         self, name: str, selections: Sequence[Sequence[str]], todo: Sequence[int]
-    ) -> Iterator[list[tuple[int, results.Outcome]]]:
+    ) -> Iterator[list[tuple[int, kept.Outcome]]]:
         """Outcomes of the selections whose indexes are asked for, a few at a time, so that the device never waits.
 
         Args:
@@ -128,7 +128,7 @@ class Bench:
         said = f"measured with batch {other} in place of {batch}, and {fewer} threads in place of {threads}"
         return Again(found, said, fewer, evaluation.recomputed)
 
-    def _numbers(self, measured: dict[str, torch.Tensor], what: str) -> results.Outcome:
+    def _numbers(self, measured: dict[str, torch.Tensor], what: str) -> kept.Outcome:
         try:
             return window_scores(measured, self._window)
         except RunError as error:

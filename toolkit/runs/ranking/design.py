@@ -29,7 +29,7 @@ class Run:
     Attributes:
         name: the folder's name.
         selections: what is measured: one; a control's draws; or every layer by itself. Empty where it is fitted on
-            other runs' results, until they are there (`toolkit.runs.headroom`).
+            other runs' results, until they are there (`toolkit.runs.ranking.headroom`).
         like: the arm's selection that draws or reference selections are matched to.
         chain: draws go together over the budgets.
         labels: what must be said before it starts and beside its results.

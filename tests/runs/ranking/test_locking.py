@@ -11,10 +11,11 @@ import pytest
 from toolkit.errors import InputError, RunError
 from toolkit.records.lock import Lock
 from toolkit.records.profile import Profile
-from toolkit.records.report import Report
+from toolkit.records.report import PARTIAL, Report
 from toolkit.records.study import Study
-from toolkit.runs import locking, results, runner
-from toolkit.runs.locking import lock
+from toolkit.runs import locking, results
+from toolkit.runs.ranking import runner, sealing
+from toolkit.runs.ranking.sealing import lock
 
 run = functools.partial(runner.run, dtype="float32", device="cpu", progress=False)
 
@@ -95,7 +96,7 @@ def test_no_lock_after_results(study, measurements):
     for path in folder.glob("*/report.json"):
         path.unlink()
     (folder / "x").mkdir()
-    (folder / "x" / results.PARTIAL).write_text("")
+    (folder / "x" / PARTIAL).write_text("")
     with pytest.raises(InputError, match=r"draws\.partial\.jsonl exists"):
         lock(study())
 
@@ -210,7 +211,7 @@ def test_a_selector_made_by_hand_is_locked_by_its_own_text(study, monkeypatch):
     monkeypatch.setattr(registry, "make", lambda kind, key, *a: Mine() if key == Mine.name else before(kind, key, *a))
     monkeypatch.setattr(Mine, "__module__", "__main__")
     declared = Study.read(study(arms=[{"selector": "made-by-hand"}]))
-    found = locking.code(locking.components(declared))
+    found = locking.code(sealing.components(declared))
     (own,) = [name for name in found if name.startswith("source of ")]
     assert own.startswith("source of __main__.") and own.endswith("Mine")
     assert len(found[own]) == 64 or found[own] == "not available"

@@ -10,7 +10,7 @@ from toolkit.errors import InputError
 from toolkit.records.plan import Plan
 from toolkit.runs.building import build
 from toolkit.runs.models import load_model
-from toolkit.runs.sweep import Sweep
+from toolkit.runs.ranking.sweep import Sweep
 
 IDS = torch.arange(64).view(2, 32) * 11 % 256
 

@@ -11,7 +11,7 @@ from toolkit.errors import InputError
 from toolkit.records.profile import Profile
 from toolkit.records.report import Report, unmask
 from toolkit.records.study import Study
-from toolkit.runs import design, runner
+from toolkit.runs.ranking import design, runner
 from toolkit.selection.select import chains
 
 run = functools.partial(runner.run, dtype="float32", device="cpu", progress=False)

@@ -24,7 +24,7 @@ from toolkit.records.profile import Profile
 from toolkit.records.report import BASE, ORACLE, REPORT, RESTORE, Report, Text
 from toolkit.records.selection import Selection
 from toolkit.records.study import Study, slug, split
-from toolkit.runs import design
+from toolkit.runs.ranking import design
 from toolkit.selection import effects
 
 

@@ -18,8 +18,8 @@ from toolkit.records.profile import Profile
 from toolkit.records.report import Report, Text, unmask
 from toolkit.records.selection import Selection
 from toolkit.records.study import split
-from toolkit.runs import runner
-from toolkit.runs.headroom import fitting_losses
+from toolkit.runs.ranking import runner
+from toolkit.runs.ranking.headroom import fitting_losses
 from toolkit.selection.effects import ridge
 
 run = functools.partial(runner.run, dtype="float32", device="cpu", progress=False)

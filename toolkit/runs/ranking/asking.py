@@ -11,8 +11,8 @@ from toolkit.errors import InputError
 from toolkit.records.declared import study_file
 from toolkit.records.io import parse
 from toolkit.records.study import Study
-from toolkit.runs import design
-from toolkit.runs.texts import parse_texts
+from toolkit.runs.ranking import design
+from toolkit.runs.ranking.texts import parse_texts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +47,7 @@ def asked(
         small: the small form that the study declares.
 
     Raises:
-        InputError: no such study, or one that cannot be run (`toolkit.runs.design.check`).
+        InputError: no such study, or one that cannot be run (`toolkit.runs.ranking.design.check`).
     """
     if isinstance(study, Study):
         if out is None or small:

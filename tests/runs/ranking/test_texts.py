@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from toolkit.errors import InputError
-from toolkit.runs import texts
+from toolkit.runs.ranking import texts
 
-DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data"
+DATA = Path(__file__).resolve().parents[3].parent / "shared" / "data"
 
 
 class Letters:
@@ -57,7 +57,7 @@ def test_wikitext2_from_the_hub_is_the_official_file_and_the_committed_studys_te
     monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: {"text": rows})
     document = texts.read_text("wikitext2")
     assert document.text == texts.read_text(str(folder / "wiki.test.raw.gz")).text
-    study = Path(__file__).parents[2] / "studies" / "ranking-control" / "results" / "reference--base" / "report.json"
+    study = Path(__file__).parents[3] / "studies" / "ranking-control" / "results" / "reference--base" / "report.json"
     assert document.sha256 == json.loads(study.read_text())["texts"]["wikitext2"]["sha256"]
 
 

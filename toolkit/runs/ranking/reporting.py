@@ -9,8 +9,8 @@ from toolkit.records.profile import Profile
 from toolkit.records.report import Draw, Law, Provenance, Report, Rows, Text, mask
 from toolkit.records.study import Study
 from toolkit.registry import registry
-from toolkit.runs import design, results
-from toolkit.runs.evaluation import total
+from toolkit.runs.ranking import design, kept
+from toolkit.runs.ranking.evaluation import total
 from toolkit.selection.laws import declared, expected
 
 
@@ -22,7 +22,7 @@ def masks(run: design.Run, profile: Profile) -> list[str]:
 
 def report(
     run: design.Run,
-    outcomes: Sequence[results.Outcome],
+    outcomes: Sequence[kept.Outcome],
     *,
     study: Study,
     profile: Profile,
@@ -86,7 +86,7 @@ def law(run: design.Run, profile: Profile) -> Law:
     )
 
 
-def _draws(run: design.Run, outcomes: Sequence[results.Outcome], profile: Profile) -> list[Draw]:
+def _draws(run: design.Run, outcomes: Sequence[kept.Outcome], profile: Profile) -> list[Draw]:
     """A run's draws; the mismatch of a sweep's is 0, for nothing is matched."""
     target = run.like.parameters if run.like is not None else None
     draws = []

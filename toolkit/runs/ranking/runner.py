@@ -9,22 +9,21 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from toolkit.errors import InputError
-from toolkit.records.profile import PROFILE, Profile
 from toolkit.records.report import SIXTEEN_BIT, Report
 from toolkit.records.study import Study
-from toolkit.runs import design, headroom, locking, reporting, results
-from toolkit.runs import texts as reading
-from toolkit.runs.asking import asked
-from toolkit.runs.bench import Bench
+from toolkit.runs import locking, results
 from toolkit.runs.models import choose_device, compute_dtype, load_tokenizer
-from toolkit.runs.progress import Progress
+from toolkit.runs.progress import Progress, say
 from toolkit.runs.provenance import Recorder
+from toolkit.runs.ranking import design, headroom, kept, reporting, sealing
+from toolkit.runs.ranking import texts as reading
+from toolkit.runs.ranking.asking import asked
+from toolkit.runs.ranking.bench import Bench
 
 if TYPE_CHECKING:
     import torch
@@ -80,7 +79,8 @@ class _Runner:
 
     def run(self) -> Path:
         documents = {name: reading.read_text(source) for name, source in self.study.texts.items()}
-        self.profile = self._profile()
+        wanted = design.quantizers(self.study)
+        self.profile = results.profile_of(self.folder, self.study.model, wanted, progress=self.progress)
         tokenizer = load_tokenizer(self.study.model)
         self.windows = {
             name: reading.cut(document, tokenizer, window=self.study.window, tokens=self.study.tokens)
@@ -88,46 +88,24 @@ class _Runner:
         }
         design.enough_windows(self.study, {name: w.record.windows for name, w in self.windows.items()})
         runs = design.expand(self.study, self.profile)
-        results.same_study(self.folder, self.study)
+        kept.same_study(self.folder, self.study)
         self.settings = results.same_settings(self.folder, self._settings())
         results.only_these(self.folder, [run.name for run in runs])
         self.fit = headroom.Fit(self.study, self.profile, self.folder)
         todo = self._missing(runs)
         if len(todo) < len(runs):
-            _say(f"{len(runs) - len(todo)} of {len(runs)} runs are on disk already")
+            say(f"{len(runs) - len(todo)} of {len(runs)} runs are on disk already")
         hashes = {name: w.record.sha256 for name, w in self.windows.items()}
         self.lock, differing = locking.standing(
-            self.folder, self.study, self.profile.fingerprint, hashes, locking.components(self.study)
+            self.folder, self.study, self.profile.fingerprint, hashes, sealing.components(self.study)
         )
         for label in design.labels(self.study, todo):
-            _say(f"note: {label}")
+            say(f"note: {label}")
         if todo:
             if differing:
-                _say(f"warning: exploratory: {'; '.join(differing)}")
+                say(f"warning: exploratory: {'; '.join(differing)}")
             self._measure(todo)
         return self.folder
-
-    def _profile(self) -> Profile:
-        """The profile in the folder, where it is of this model and measured what is needed; else a new one."""
-        from toolkit.weights.profiling import fingerprint_of, profile
-
-        path = self.folder / PROFILE
-        wanted = design.quantizers(self.study)
-        if path.exists():
-            kept = Profile.load(path)
-            found = fingerprint_of(self.study.model)
-            if found != kept.fingerprint:
-                raise InputError(
-                    f"{self.folder} holds results on {kept.model} (weights {kept.fingerprint[:12]}), and the weights "
-                    f"of {self.study.model} are {found[:12]}: another model, or changed weights; use --out for "
-                    "another folder"
-                )
-            if set(wanted) <= set(kept.quantizers):
-                return kept
-            wanted = list(dict.fromkeys([*kept.quantizers, *wanted]))
-        made = profile(self.study.model, wanted, progress=None if self.progress else False)
-        made.save(path)
-        return made
 
     def _settings(self) -> dict[str, Any]:
         """What fixes the numbers. Of a text that is its hash, not its source: a file may hold what the hub gives."""
@@ -171,7 +149,7 @@ class _Runner:
         where = self.folder / run.name
         report, message = results.finished(where, self.settings)
         if message:
-            _say(f"warning: {message}")
+            say(f"warning: {message}")
         if report is not None:
             self._expect(report, run, where)
         return report is not None
@@ -192,14 +170,14 @@ class _Runner:
 
     def _measure(self, todo: list[design.Run]) -> None:
         partial = {
-            run.name: results.Partial(self.folder / run.name, self.settings, reporting.masks(run, self.profile))
+            run.name: kept.Partial(self.folder / run.name, self.settings, reporting.masks(run, self.profile))
             for run in todo
             if run.many
         }
-        kept = sum(len(p.done) for p in partial.values())
-        if kept:
-            _say(f"{kept} draws of an interrupted run are kept")
-        steps = sum(max(1, len(run.selections)) for run in todo) - kept
+        done = sum(len(p.done) for p in partial.values())
+        if done:
+            say(f"{done} draws of an interrupted run are kept")
+        steps = sum(max(1, len(run.selections)) for run in todo) - done
         with Progress(1 + steps, shown=self.progress) as bar:
             bar.step("loading the model", 0)
             bench = Bench(self.study, self.profile, self.windows, self.device, self.dtype)
@@ -225,8 +203,8 @@ class _Runner:
         run: design.Run,
         bench: Bench,
         recorder: Recorder,
-        reference: results.Outcome,
-        partial: results.Partial | None,
+        reference: kept.Outcome,
+        partial: kept.Partial | None,
         bar: Progress,
     ) -> None:
         """Measure one run and write its report; the draws of a run of many are kept on disk as they come."""
@@ -250,17 +228,17 @@ class _Runner:
             texts={name: w.record for name, w in self.windows.items()},
             settings=self.settings,
             lock=self.lock,
-            rows=results.write_rows(where, outcomes, many=run.many),
+            rows=kept.write_rows(where, outcomes, many=run.many),
             provenance=recorder.finish({"reference logits recomputed (batches)": recomputed}, threads=threads),
             labels=labels,
         )
-        results.write_report(where, report)
+        kept.write_report(where, report)
         if partial is not None:
             partial.remove()
 
     def _outcomes(
-        self, run: design.Run, bench: Bench, partial: results.Partial | None, bar: Progress
-    ) -> list[results.Outcome]:
+        self, run: design.Run, bench: Bench, partial: kept.Partial | None, bar: Progress
+    ) -> list[kept.Outcome]:
         done = partial.done if partial else {}
         masks = reporting.masks(run, self.profile)
         bar.step(run.name, 0)
@@ -272,7 +250,3 @@ class _Runner:
                 done |= dict(measured)
             bar.step(run.name, len(measured))
         return [done[index] for index in range(len(run.selections))]
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

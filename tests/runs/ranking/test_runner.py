@@ -23,8 +23,9 @@ from toolkit.errors import InputError, RunError
 from toolkit.records.plan import Plan
 from toolkit.records.profile import Profile
 from toolkit.records.report import Report, unmask
-from toolkit.runs import results, runner
-from toolkit.runs.evaluation import Evaluation
+from toolkit.runs import results
+from toolkit.runs.ranking import runner
+from toolkit.runs.ranking.evaluation import Evaluation
 
 run = functools.partial(runner.run, dtype="float32")
 """The same numbers on every CPU: the default dtype depends on its instructions."""
@@ -213,7 +214,7 @@ def test_a_torn_line_is_dropped_and_the_draw_repeated(whole, study, measurements
 @pytest.mark.slow
 def test_a_killed_process_loses_nothing_that_was_finished(whole, study, tmp_path, facts):
     folder = study()
-    code = f"from toolkit.runs.runner import run; run({str(folder)!r}, device='cpu', dtype='float32', progress=False)"
+    code = f"from toolkit.runs.ranking import run; run({str(folder)!r}, device='cpu', dtype='float32', progress=False)"
     process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)  # the repeat names its threads
     while process.poll() is None and len(list(folder.glob("results/*/rows.jsonl.gz"))) < 9:
         time.sleep(0.002)
