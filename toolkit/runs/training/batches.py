@@ -25,7 +25,10 @@ MULTIPLE = 8
 """Rows are padded to a multiple of so many tokens, which tensor cores ask for; on every device alike."""
 
 COARSE = 32
-"""The same under the lever `graphs`, and for the number of target tokens: fewer shapes, each captured once."""
+"""The same under the lever `graphs`: fewer shapes, each captured once. Targets are filled up to a power of two there."""
+
+MOST = 5_000_000
+"""Micro-batches of a run: their order is laid down before the first, in memory."""
 
 IGNORED = -100
 
@@ -127,6 +130,12 @@ def schedule(
             return [list(micro) for micro in repeated]
         return order(lengths, levers.batch, seed, number, group=levers.group_by_length)
 
+    one = len(repeated) if repeated is not None else math.ceil(len(data) / levers.batch)
+    count = one * levers.epochs if levers.steps is None else levers.steps * levers.accumulation
+    if count > MOST:
+        raise InputError(
+            f"{count:.3g} micro-batches are asked for (steps × accumulation, or those of all epochs); at most {MOST:,}"
+        )
     micro: list[list[int]] = []
     if levers.steps is None:
         for number in range(levers.epochs):
@@ -154,7 +163,8 @@ def collate(rows: Sequence[Encoded], pad: int, *, coarse: bool = False) -> dict[
     real tokens only, so loss and gradient are those of the masked batch, and attention keeps its fast causal kernels.
 
     Args:
-        coarse: pad the rows, and the targets with ignored ones, to multiples of `COARSE`.
+        coarse: pad the rows to a multiple of `COARSE`, and the targets with ignored ones to a power of two of at least
+            twice that.
 
     Returns:
         `input_ids` int64 (rows, length); `positions` int64 (targets,), into the flattened batch, of the tokens before
@@ -173,7 +183,7 @@ def collate(rows: Sequence[Encoded], pad: int, *, coarse: bool = False) -> dict[
                 positions.append(number * width + at - 1)
                 targets.append(row.ids[at])
     if coarse:
-        more = -len(targets) % COARSE
+        more = max(2 * COARSE, 1 << (len(targets) - 1).bit_length()) - len(targets)
         positions += [0] * more
         targets += [IGNORED] * more
     ids = torch.tensor([[*row.ids, *[pad] * (width - len(row.ids))] for row in rows])
