@@ -25,7 +25,7 @@ MULTIPLE = 8
 """Rows are padded to a multiple of so many tokens, which tensor cores ask for; on every device alike."""
 
 COARSE = 32
-"""The same under the lever `graphs`: fewer shapes, each captured once. Targets are filled up to a power of two there."""
+"""The same under the lever `graphs`: fewer shapes, each captured once. Targets there fill a power of two."""
 
 MOST = 5_000_000
 """Micro-batches of a run: their order is laid down before the first, in memory."""
