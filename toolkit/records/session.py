@@ -85,7 +85,12 @@ class Machine(Record):
 
 
 class Session(File):
-    """One timing session of a study: one new process."""
+    """One timing session of a study: one new process.
+
+    Attributes:
+        free: samples of the baseline with kernels that need not be deterministic, in the same rounds; where its lever
+            `deterministic` is on, to tell what that costs.
+    """
 
     kind: Literal["timing-session"] = "timing-session"
     study: str
@@ -101,5 +106,6 @@ class Session(File):
     batches: list[dict[str, int]] = Field(description="the fixed list: examples, real, target and computed tokens")
     machine: Machine
     arms: list[Timed]
+    free: list[Sample] = []
     labels: list[str] = []
     provenance: Provenance

@@ -147,6 +147,23 @@ def test_the_cost_of_another_lever_is_named(made):
     assert "same is 20.0% slower than qlora" in text
 
 
+def test_what_deterministic_kernels_cost_is_said(timed):
+    path = timed.session("s1", speeds())
+    data = json.loads(path.read_text())
+    base = data["arms"][0]["samples"]
+    for factor, said in (
+        (1.25, "Deterministic kernels cost: qlora is 25.0% faster without them in session s1 (floor"),
+        (1.0, "Deterministic kernels cost qlora no time beyond the floor of"),
+    ):
+        path.write_text(json.dumps(data | {"free": [s | {"seconds": s["seconds"] / factor} for s in base]}))
+        assert said in table(timed.folder)
+        found = summary(timed.folder)["timing"]["sessions"][0]["deterministic"]
+        assert found["paired_ratio"] == pytest.approx(factor / (1.002 * 0.999) ** (1 / 3))
+    path.write_text(json.dumps(data | {"free": base[:-1]}))
+    with pytest.raises(InputError, match="need not be deterministic has rounds"):
+        summary(timed.folder)
+
+
 def test_a_session_of_another_declaration_is_labelled(timed):
     timed.session("s1", speeds(), declaration="0" * 64)
     assert "timed under another version of the study's file" in table(timed.folder)

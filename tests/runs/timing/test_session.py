@@ -101,6 +101,32 @@ def test_adapters_plans_memory_and_profiles_are_the_arms_own(made):
         assert sum(timed.profile.values()) == pytest.approx(1, abs=0.01) and timed.profile["matrix products"] > 0
 
 
+def test_deterministic_kernels_are_timed_as_such_and_beside_those_that_need_not_be(checkpoints, tmp_path, monkeypatch):
+    """The lever reaches the samples, and the baseline is timed once without it in every round."""
+    seen, plain = {}, session.Rounds._rounds
+
+    def watched(self, get):
+        def told(entry):
+            driver = get(entry)
+            model = driver._trainer.model
+
+            def look(module, args, kwargs):
+                seen.setdefault(entry, set()).add(torch.are_deterministic_algorithms_enabled())
+
+            model.register_forward_pre_hook(look, with_kwargs=True)
+            return driver
+
+        plain(self, told)
+
+    monkeypatch.setattr(session.Rounds, "_rounds", watched)
+    levers = declared("x")["levers"] | {"deterministic": True}
+    found = run(checkpoints("llama"), tmp_path, changes={"levers": levers}, arms=["qlora"])
+    assert seen == {Entry("qlora", n): {True} for n in (0, 1, 2)} | {Entry("qlora", free=True): {False}}
+    assert [s.round for s in found.free] == [0, 1, 2] and all(arm.levers.deterministic for arm in found.arms)
+    assert Counter(arm.arm for arm in found.arms) == {"qlora": 3}
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
 def test_the_machine_and_the_labels(made):
     _, found = made
     assert found.machine.allocation.startswith("boot ") and found.machine.device

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import numpy as np
 from toolkit.analysis.reading.reports import same
 from toolkit.analysis.reading.trained import TIMING
 from toolkit.errors import InputError
-from toolkit.records.session import Session, Timed
+from toolkit.records.session import Sample, Session, Timed
 
 
 def read_sessions(folder: Path, study: str) -> list[Session]:
@@ -62,12 +63,16 @@ def _wrong(session: Session) -> str | None:
         for sample in arm.samples:
             if not math.isfinite(sample.seconds) or sample.steps < 1 or sample.tokens < 1:
                 return f"arm {arm.arm!r}, round {sample.round}: {sample.steps} steps in {sample.seconds} seconds"
+    free = sorted(sample.round for sample in session.free)
+    if free and free != sorted(rounds):
+        return f"the baseline with kernels that need not be deterministic has rounds {free} of {sorted(rounds)}"
     return None
 
 
-def speeds(timed: Timed) -> np.ndarray:
+def speeds(timed: Timed | Sequence[Sample]) -> np.ndarray:
     """Optimizer steps a second of one arm, in the order of the rounds, float64 (rounds,)."""
-    return np.array([s.steps / s.seconds for s in sorted(timed.samples, key=lambda s: s.round)], dtype=np.float64)
+    samples = timed.samples if isinstance(timed, Timed) else timed
+    return np.array([s.steps / s.seconds for s in sorted(samples, key=lambda s: s.round)], dtype=np.float64)
 
 
 def tokens(timed: Timed) -> np.ndarray:

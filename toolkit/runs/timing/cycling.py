@@ -19,6 +19,7 @@ from transformers import TrainerCallback
 
 from toolkit.runs.training.batches import Schedule
 from toolkit.runs.training.fair_trainer import FairTrainer, trainer
+from toolkit.runs.training.watch import deterministic
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -142,7 +143,8 @@ class Driver:
         clock = Clock(self._trainer.args.device, lead=self.steps if lead is None else lead, cycle=self.steps, **how)
         self._trainer.add_callback(clock)
         try:
-            self._trainer.train()
+            with deterministic(self._trainer.levers.deterministic):
+                self._trainer.train()
         finally:
             self._trainer.remove_callback(clock)
             self._trainer.losses.clear()

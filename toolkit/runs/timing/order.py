@@ -18,12 +18,18 @@ LEAST = 2
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """One timed model: an arm, and which of its duplicates (0: the first)."""
+    """One timed model: an arm, and which of its duplicates (0: the first).
+
+    `free`: its kernels need not be deterministic, whatever the lever says; for what the lever costs.
+    """
 
     arm: str
     duplicate: int = 0
+    free: bool = False
 
     def __str__(self) -> str:
+        if self.free:
+            return f"{self.arm} (kernels not deterministic)"
         return self.arm if self.duplicate == 0 else f"{self.arm} (duplicate {self.duplicate})"
 
 
@@ -41,11 +47,18 @@ def timed_arms(study: FineTuning, only: Sequence[str] | None = None) -> list[str
     return [arm.name for arm in study.arms if arm.name in wanted]
 
 
-def entries(arms: Sequence[str], baseline: str, duplicates: int, noisiest: str | None) -> list[Entry]:
-    """Every arm once, the baseline `duplicates` times more, and the noisiest arm once more."""
+def entries(
+    arms: Sequence[str], baseline: str, duplicates: int, noisiest: str | None, *, deterministic: bool = False
+) -> list[Entry]:
+    """Every arm once, the baseline `duplicates` times more, and the noisiest arm once more.
+
+    Where the baseline's kernels are deterministic, also once as they would be without that lever.
+    """
     further = [Entry(baseline, number) for number in range(1, duplicates + 1)]
     if noisiest is not None and noisiest != baseline:
         further.append(Entry(noisiest, 1))
+    if deterministic:
+        further.append(Entry(baseline, free=True))
     return [*(Entry(arm) for arm in arms), *further]
 
 

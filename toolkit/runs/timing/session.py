@@ -73,13 +73,14 @@ class Bench:
         self.trainable[arm] = sum(p.numel() for p in built.parameters() if p.requires_grad)
         return built
 
-    def driver(self, arm: str, model: Any, rows: Sequence[Any] | None = None) -> Driver:
-        """The arm's Trainer on the list, or on other rows."""
+    def driver(self, arm: str, model: Any, rows: Sequence[Any] | None = None, *, free: bool = False) -> Driver:
+        """The arm's Trainer on the list, or on other rows; `free`: its kernels need not be deterministic."""
         from toolkit.runs.timing.cycling import driver
 
-        return driver(
-            model, self.batches.rows if rows is None else rows, self.arms[arm].levers, self.seeds, self.folder, self.pad
-        )
+        levers = self.arms[arm].levers
+        if free:
+            levers = levers.model_copy(update={"deterministic": False})
+        return driver(model, self.batches.rows if rows is None else rows, levers, self.seeds, self.folder, self.pad)
 
     def memory(self, arm: str) -> Memory:
         """The arm alone, over whole steps at the widest batch."""
@@ -188,7 +189,7 @@ class Rounds:
         """A built entry after its warm-up."""
         self._say(f"building and warming up {entry}")
         with out_of_memory(entry, "while it was built beside the others"):
-            driver = self._bench.driver(entry.arm, self._bench.build(entry.arm))
+            driver = self._bench.driver(entry.arm, self._bench.build(entry.arm), free=entry.free)
             driver.run(lead=0, cycles=self._protocol.warmup)
         return driver
 
@@ -248,7 +249,7 @@ class Rounds:
         from toolkit.runs.timing.profiling import shares
 
         for entry in self.entries:
-            if entry.duplicate:
+            if entry.duplicate or entry.free:
                 continue
             self._say(f"profile of {entry}")
             step = statistics.median(s.seconds / s.steps for s in self.samples[entry])
@@ -280,9 +281,9 @@ def make(
     noisy = protocol.noisiest or order.noisiest(list(bench.arms), baseline, quantized, earlier)
     if noisy not in bench.arms:
         noisy = None
-    rounds = Rounds(
-        bench, protocol, order.entries(list(bench.arms), baseline, protocol.duplicates, noisy), watch, seed, say
-    )
+    deterministic = bench.arms[baseline].levers.deterministic
+    entries = order.entries(list(bench.arms), baseline, protocol.duplicates, noisy, deterministic=deterministic)
+    rounds = Rounds(bench, protocol, entries, watch, seed, say)
     recorder.start()
     rounds.run(baseline)
     labels = [*watch.labels, *rounds.labels]
@@ -319,7 +320,9 @@ def make(
                 profile=rounds.profiles.get(entry.arm, {}) if entry.duplicate == 0 else {},
             )
             for entry in rounds.entries
+            if not entry.free
         ],
+        free=[sample for entry in rounds.entries if entry.free for sample in rounds.samples[entry]],
         labels=labels,
         provenance=recorder.finish(),
     )

@@ -78,7 +78,27 @@ def _session(session: Session, shared: bool, study: FineTuning) -> dict[str, Any
         "load": reading.load(session),
         "clocks": _clocks(session),
         "labels": labels,
+        "deterministic": _deterministic(session, base, floor),
         "arms": [_arm(arm, base, floors) | {"levers": _differing(arm, base[0])} for arm in _in_order(session.arms)],
+    }
+
+
+def _deterministic(session: Session, base: list[Timed], floor: statistics.Floor) -> dict[str, Any] | None:
+    """What deterministic kernels cost the baseline: the speed that it has without them, beside the floor."""
+    if not session.free:
+        return None
+    name, what = ESTIMATORS[0], f"{session.baseline} without deterministic kernels"
+    free = reading.speeds(session.free)
+    found = statistics.margin(
+        float(getattr(statistics.speed(free, what), name)), [_estimate(arm, name) for arm in base], floor.bound
+    )
+    ratio = statistics.paired_ratio(free, [list(reading.speeds(arm)) for arm in base], what=what)
+    return {
+        "faster_without": found.value,
+        "verdict": found.verdict,
+        "paired_ratio": ratio.value,
+        "paired_low": ratio.low,
+        "paired_high": ratio.high,
     }
 
 

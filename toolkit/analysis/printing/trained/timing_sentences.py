@@ -11,6 +11,7 @@ from toolkit.analysis.printing.trained.timing_grids import WITHIN
 def sentences(timing: dict[str, Any]) -> list[str]:
     """One sentence an arm, then what the sessions are."""
     said = [_arm(timing, arm) for arm in timing["arms"]]
+    said += [_cost(timing["baseline"], s) for s in timing["sessions"] if s["deterministic"] is not None]
     out = [s for s in timing["sessions"] if not s["kept"]]
     if out:
         floors = ", ".join(f"{s['session']}: {percent(s['floor'])}" for s in out)
@@ -25,6 +26,18 @@ def sentences(timing: dict[str, Any]) -> list[str]:
             "allocations may differ by more."
         )
     return said
+
+
+def _cost(baseline: str, session: dict[str, Any]) -> str:
+    """What deterministic kernels cost, in one session."""
+    found, floor = session["deterministic"], percent(session["floor"])
+    where = f"in session {session['session']}" + ("" if session["kept"] else ", which is kept out")
+    if found["verdict"] == WITHIN:
+        return f"Deterministic kernels cost {baseline} no time beyond the floor of {floor} {where}."
+    return (
+        f"Deterministic kernels cost: {baseline} is {percent(abs(found['faster_without']))} {found['verdict']} without "
+        f"them {where} (floor {floor})."
+    )
 
 
 def _arm(timing: dict[str, Any], arm: dict[str, Any]) -> str:
