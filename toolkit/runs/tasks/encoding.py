@@ -2,6 +2,10 @@
 
 Prompt and target are rendered as one text and tokenized once: tokenized apart, the tokens at the boundary differ
 from those that a model meets (" 4" and "2" for " 42"). The mask is taken at character offsets of that text.
+
+Rows are text. Where the letters of a special token stand in one ("<|im_end|>"), they are tokenized as letters: rows
+come from strangers, and would else end a turn or a text in the middle. Only the tokenizer and `encode` put special
+tokens.
 """
 
 from __future__ import annotations
@@ -105,6 +109,7 @@ def _tokenize(tokenizer: Any, prompt: str, target: str, end: bool) -> tuple[list
         return_offsets_mapping=True,
         return_special_tokens_mask=True,
         return_attention_mask=False,
+        split_special_tokens=True,  # "<|im_end|>" in a row is ten letters
         verbose=False,
     )
     ids, special, offsets = list(made["input_ids"]), made["special_tokens_mask"], made["offset_mapping"]
