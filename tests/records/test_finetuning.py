@@ -58,7 +58,7 @@ def test_a_study_reads_from_its_folder_and_knows_its_kind(write):
 def test_the_small_form_replaces_fields(write):
     small = FineTuning.read(write(), small=True)
     assert small.form == "small" and small.small is None and small.seeds == 2 and list(small.tasks) == ["sums"]
-    with pytest.raises(InputError, match=r"study.yaml \(small form\):\d+: seeds\.int: "):
+    with pytest.raises(InputError, match=r"study.yaml \(small form\):\d+: seeds: 'two' is neither"):
         FineTuning.read(write(changed("  seeds: 2", "  seeds: two")))
 
 
@@ -140,3 +140,27 @@ def test_a_tuned_lever_is_no_arms_own(write):
 def test_an_unknown_kind_names_its_line(write):
     with pytest.raises(InputError, match=r"study.yaml:1: kind: .*'fine-tunin'; did you mean 'fine-tuning'"):
         kind_of(write(changed("kind: fine-tuning", "kind: fine-tunin")))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("seeds: 3", "seeds: 10000000000000000000000000000000", "1e.31 runs an arm are asked for; at most 10,000"),
+        ("seeds: 3", "seeds: [0, 1]", r":\d+: seeds: \[0, 1\] is neither a number of runs nor a list of sets"),
+        ("seeds: 3", "seeds: yes", "True is neither a number of runs"),
+        ("seeds: 3", "seeds: four", "'four' is neither a number of runs"),
+        ("seeds: 3", "seeds: [{adapter: 4294967296, data: 0, draw: 0}]", "less than 4294967296"),
+        (
+            "seeds: 3",
+            "seeds: 3\nrepeats: {arm: top, count: 1000000000}",
+            "repeats.count: .*less than or equal to 10000",
+        ),
+        ("like: top}", "like: top, draws: 1000000000}", "draws: .*less than or equal to 10000"),
+        ("{baseline: qlora}", "{baseline: qlora, pairs: [[top, top]]}", "compares 'top' with itself"),
+    ],
+)
+def test_numbers_of_a_slipping_finger_are_refused_at_once_in_one_line(write, old, new, message):
+    with pytest.raises(InputError, match=message) as caught:
+        FineTuning.read(write(changed(old, new)))
+    assert len(str(caught.value).splitlines()) == 1 or "4294967296" in new
+    assert "study.yaml" in str(caught.value)

@@ -7,16 +7,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from toolkit.errors import InputError, closest
 from toolkit.records.budget import Budget
 from toolkit.records.declared import read_declared
-from toolkit.records.io import File, Record, digest
+from toolkit.records.io import File, Record, Refusal, digest
 from toolkit.records.levers import Levers, Seeds
 from toolkit.records.study import DEMO_MODEL, NAME
 
 Name = Annotated[str, Field(pattern=NAME)]
+
+MOST = 10_000
+"""Seeds of an arm, draws of a grid, or repeats: more is a slip of the keyboard, and would fill the memory."""
 
 
 class Choice(Record):
@@ -36,7 +39,7 @@ class Choice(Record):
     budget: Budget | None = None
     like: str | None = None
     draw: Literal["each-seed", "once"] = "each-seed"
-    draws: int | None = Field(default=None, gt=1)
+    draws: int | None = Field(default=None, gt=1, le=MOST)
     calibration_rows: int = Field(default=32, gt=0)
 
     @model_validator(mode="after")
@@ -98,7 +101,7 @@ class Repeats(Record):
     """The A/A arm: one arm again and again under the very same seeds, for the run-to-run noise."""
 
     arm: str
-    count: int = Field(default=4, ge=2, description="runs under one set of seeds, the first included")
+    count: int = Field(default=4, ge=2, le=MOST, description="runs under one set of seeds, the first included")
 
 
 class Tune(Record):
@@ -114,7 +117,7 @@ class Tune(Record):
     lever: str = "learning_rate"
     values: list[float] = Field(min_length=2)
     rows: int = Field(default=200, gt=0)
-    seed: int = Field(default=1_000_000, ge=0)
+    seed: int = Field(default=1_000_000, ge=0, lt=2**32)
 
 
 class Contrasts(Record):
@@ -204,6 +207,20 @@ class FineTuning(File):
     form: Literal["full", "small"] = "full"
     small: dict[str, Any] | None = None
 
+    @field_validator("seeds", mode="before")
+    @classmethod
+    def _sets(cls, value: Any) -> Any:
+        """One sentence, where two types each have their own complaint."""
+        sets = isinstance(value, list) and all(isinstance(each, Mapping | Seeds) for each in value)
+        number = isinstance(value, int) and not isinstance(value, bool)
+        if not (sets or number):
+            raise Refusal(
+                f"{value!r:.80} is neither a number of runs nor a list of sets such as {{adapter: 0, data: 0, draw: 0}}"
+            )
+        if number and value > MOST:
+            raise Refusal(f"{value:.3g} runs an arm are asked for; at most {MOST:,}")
+        return value
+
     @model_validator(mode="after")
     def _consistent(self) -> FineTuning:
         names = [arm.name for arm in self.arms]
@@ -233,14 +250,19 @@ class FineTuning(File):
             raise InputError(f"timing.task names {self.timing.task!r}; {closest(self.timing.task, self.tasks)}")
         if self.tune is not None:
             self._tuned(self.tune)
+        for one, other in self.analysis.pairs:
+            if one == other:
+                raise InputError(f"analysis.pairs compares {one!r} with itself; `repeats` declares an A/A arm")
         seeds = self.runs_of_an_arm
         if not seeds:
             raise InputError(f"seeds: {self.seeds}; at least one run an arm is needed")
+        seen = set()
         for each in seeds:
             if each.repeat:
                 raise InputError(f"seeds: {each} has a repeat; `repeats` declares the A/A arm")
-            if seeds.count(each) > 1:
+            if each in seen:
                 raise InputError(f"seeds: {each} stands twice; `repeats` declares runs under the same seeds")
+            seen.add(each)
         return self
 
     def _tuned(self, tune: Tune) -> None:

@@ -56,9 +56,9 @@ class Seeds(Record):
     Two runs that differ in `repeat` alone are an A/A pair: what differs between them is run-to-run noise.
     """
 
-    adapter: int = Field(ge=0)
-    data: int = Field(ge=0)
-    draw: int = Field(ge=0)
+    adapter: int = Field(ge=0, lt=2**32, description="numpy's generators, which Trainer seeds too, take 32 bits")
+    data: int = Field(ge=0, lt=2**32)
+    draw: int = Field(ge=0, lt=2**32)
     repeat: int = Field(default=0, ge=0)
 
     @classmethod

@@ -80,3 +80,16 @@ def test_what_is_said_before_the_first_run(declared):
     assert "no A/A arm" in said and "2 seeds an arm: with fewer than four" in said
     study = declared(seeds=4, repeats={"arm": "qlora"})
     assert notes(study, expand(study)) == []
+
+
+def test_a_folder_that_no_file_system_would_make_is_refused(declared):
+    arms = [{"name": "a" * 190}]
+    with pytest.raises(InputError, match=r"would have a name of .* letters, and at most 200 are allowed"):
+        expand(declared(arms=arms, analysis={"baseline": "a" * 190}))
+
+
+def test_more_runs_than_can_be_planned_are_refused_before_they_are_listed(declared):
+    grid = {"selector": "random-count", "budget": "layers=0.2", "draws": 10_000}
+    arms = [{"name": "qlora"}, {"name": "grid", "protect": grid}]
+    with pytest.raises(InputError, match=r"100,010,000 runs .* are declared; at most 100,000"):
+        expand(declared(arms=arms, seeds=10_000, repeats=None))

@@ -4,7 +4,7 @@ import pytest
 
 from toolkit.errors import InputError
 from toolkit.records.levers import Seeds
-from toolkit.runs.finetuning.plans import check, components, draws_of, plan, quantizers
+from toolkit.runs.finetuning.plans import calibration_rows, check, components, draws_of, plan, quantizers
 
 TOP = {"name": "top", "protect": {"selector": "top-error", "budget": "layers=0.2"}}
 
@@ -131,6 +131,16 @@ def test_what_cannot_be_is_refused_before_anything_is_loaded(declared, arm, mess
         check(declared(**arms(arm)))
 
 
+def test_selectors_of_a_task_are_measured_on_the_same_rows(declared):
+    """Two numbers would leave one arm's ranking measured on rows that it does not name."""
+    ask = {"selector": "gradient-sensitivity", "budget": "layers=0.2"}
+    both = arms({"name": "a", "protect": ask | {"calibration_rows": 8}}, {"name": "b", "adapt": ask})
+    with pytest.raises(InputError, match=r"arm 'b': adapt\.calibration_rows is 32, and arm 'a' has 8 for protect"):
+        check(declared(**both))
+    assert calibration_rows(declared(**arms({"name": "a", "protect": ask | {"calibration_rows": 8}}))) == 8
+    assert calibration_rows(declared()) is None
+
+
 def test_a_task_that_does_not_exist_is_named(declared):
     with pytest.raises(InputError, match=r"task 'sums': .*did you mean 'arithmetic'"):
         check(declared(tasks={"sums": {"task": "arithmetc"}}))
@@ -145,3 +155,9 @@ def test_selectors_that_cannot_answer_name_their_arm(declared, profile):
     )
     with pytest.raises(InputError, match=r"arm 'a': protect\.draws: 9999 are declared, and .* has \d+ different ones"):
         plan(study, "a", profile, Seeds.all(0), 0)
+
+
+def test_an_arm_that_adapts_nothing_is_named(declared, profile):
+    study = declared(arms=[{"name": "qlora"}, {"name": "bare", "adapt": {"selector": "none"}}])
+    with pytest.raises(InputError, match="arm 'bare': adapt: none selects no layer, and nothing would be trained"):
+        plan(study, "bare", profile, Seeds.all(0))

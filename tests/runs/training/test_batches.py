@@ -136,3 +136,10 @@ def test_an_empty_batch_is_ignored():
 def test_what_cannot_be_trained_on_is_refused(data, message):
     with pytest.raises(InputError, match=message):
         schedule(data, Levers(length=10), 0)
+
+
+@pytest.mark.parametrize("levers", [{"steps": 10**18}, {"steps": 10, "accumulation": 10**12}, {"epochs": 10**15}])
+def test_more_micro_batches_than_memory_holds_are_refused_at_once(levers):
+    data = [row([1, 2, 3], [0, 0, 1])] * 8
+    with pytest.raises(InputError, match=r"micro-batches are asked for .* at most 5,000,000"):
+        schedule(data, Levers(**levers), 0)

@@ -50,12 +50,23 @@ class Run:
         return self.role != "untrained"
 
 
+MOST_RUNS = 100_000
+"""Runs of a study: each has a folder, and all are planned before the first."""
+
+LONGEST = 200
+"""Letters of a run's name, its folder's; file systems allow 255 bytes."""
+
+
 def expand(study: FineTuning) -> list[Run]:
     """All runs that are known before the first, in the order in which they are started.
 
     Raises:
-        InputError: two runs would share a folder.
+        InputError: two runs would share a folder, a folder's name would be too long, or there are too many.
     """
+    each = len(study.runs_of_an_arm) + (len(study.tune.values) if study.tune is not None else 0)
+    count = len(study.tasks) * sum(each * (draws_of(study, arm.name) or 1) for arm in study.arms)
+    if count > MOST_RUNS:
+        raise InputError(f"{count:,} runs (tasks × arms × seeds × draws) are declared; at most {MOST_RUNS:,}")
     runs = [_untrained(study, task) for task in study.tasks]
     if study.tune is not None:
         for value in study.tune.values:
@@ -133,6 +144,11 @@ def _labels(study: FineTuning, arm: str) -> tuple[str, ...]:
 def _distinct(runs: list[Run]) -> None:
     names: dict[str, Run] = {}
     for run in runs:
+        if len(run.name) > LONGEST:
+            raise InputError(
+                f"task {run.task:.40}, arm {run.arm:.40}: the run's folder would have a name of {len(run.name)} "
+                f"letters, and at most {LONGEST} are allowed; give them shorter names"
+            )
         other = names.setdefault(run.name.lower(), run)  # some file systems do not tell the case
         if other is not run:
             raise InputError(

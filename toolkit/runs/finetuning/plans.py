@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Literal
 
 from toolkit.errors import InputError
-from toolkit.interfaces import Quantizer, Selector, Task
+from toolkit.interfaces import CalibratedSelector, Quantizer, Selector, Task
 from toolkit.records.finetuning import Choice, Composition, FineTuning
 from toolkit.records.levers import Levers, Seeds
 from toolkit.records.plan import Plan
@@ -65,6 +65,8 @@ def plan(
             range_guard=composed.range_guard,
         ).model_copy(update={"model": profile.model, "fingerprint": profile.fingerprint})
         checked(made)
+        if adapt is not None and not adapt.layers:
+            raise InputError(f"adapt: {adapt.selector} selects no layer, and nothing would be trained")
     except InputError as error:
         raise InputError(f"arm {arm!r}: {error}") from None
     return made, protect, adapt
@@ -109,6 +111,7 @@ def check(study: FineTuning) -> None:
                     task_of(key)
                 except InputError as error:
                     raise InputError(f"task {name!r}: {error}") from None
+    calibration_rows(study)
     seen: dict[str, str] = {}
     for arm in study.arms:
         content = arm.model_copy(update={"name": "same"}).model_dump_json()
@@ -148,6 +151,26 @@ def choices(arm: Composition) -> Iterator[tuple[Use, Choice]]:
         choice = getattr(arm, use)
         if choice is not None:
             yield use, choice
+
+
+def calibration_rows(study: FineTuning) -> int | None:
+    """How many training rows of a task its selectors are measured on; None where no selector asks for data.
+
+    Raises:
+        InputError: two choices ask for different numbers: a task has one profile, and one set of rows.
+    """
+    first: tuple[str, Use, int] | None = None
+    for arm in study.arms:
+        for use, choice in choices(arm):
+            if not isinstance(registry.make("selector", choice.selector), CalibratedSelector):
+                continue
+            if first is not None and choice.calibration_rows != first[2]:
+                raise InputError(
+                    f"arm {arm.name!r}: {use}.calibration_rows is {choice.calibration_rows}, and arm {first[0]!r} has "
+                    f"{first[2]} for {first[1]}: a task's statistics are measured on the same rows; give one number"
+                )
+            first = first or (arm.name, use, choice.calibration_rows)
+    return None if first is None else first[2]
 
 
 def draws_of(study: FineTuning, arm: str) -> int | None:
