@@ -307,3 +307,38 @@ def test_a_studys_arm_is_protected_by_what_its_own_training_rows_say(folder, tmp
         assert reports["chance", seed].protect.matched_to.hash == chosen.layers_hash
         assert {n for n, p in reports["data", seed].plan.layers.items() if p.quantizer == "none"} == set(chosen.layers)
     assert reports["chance", 0].protect.layers != reports["chance", 1].protect.layers
+    assert kept.model == reports["data", 0].model == folder.name  # not where it lies
+    assert str(folder) not in (results / "profile--sums.json").read_text()
+
+
+def test_a_statistic_of_other_rows_is_measured_anew(folder, tmp_path):
+    """Fewer rows, or other ones of another folder: what is kept answers for its own rows alone."""
+    from toolkit.records.finetuning import FineTuning
+    from toolkit.runs.finetuning.kept import calibrated_for
+    from toolkit.runs.tasks import read
+
+    def study(rows):
+        choice = {"selector": KEY, "budget": "layers=0.2", "calibration_rows": rows}
+        return FineTuning.model_validate(
+            {
+                "kind": "fine-tuning",
+                "name": "data",
+                "question": "?",
+                "model": str(folder),
+                "tasks": {"sums": {"task": "arithmetic"}},
+                "arms": [{"name": "plain"}, {"name": "data", "protect": choice}],
+                "levers": {"length": 64},
+                "analysis": {"baseline": "plain"},
+            }
+        )
+
+    plain = tk.profile(folder, progress=False)
+    split = read(registry.make("task", "arithmetic"), "train", limit=24)
+
+    def made(rows, start=0):
+        return calibrated_for(tmp_path, study(rows), "sums", plain, split.part(start), device="cpu").statistics[KEY]
+
+    first = made(6)
+    assert first.rows == 6 and made(6) == first
+    assert (fewer := made(3)).rows == 3 and fewer.values != first.values
+    assert made(3, start=5).sha256 != fewer.sha256

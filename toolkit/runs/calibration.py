@@ -146,13 +146,18 @@ def calibrated(
     asked = asking(keys)
     expect_asking(keys, asked)
     batches = _batches(encoded, batch)
-    rows = digest([[list(row.ids), [int(bool(t)) for t in row.target]] for row in encoded])
-    about = {"rows": len(encoded), "batches": len(batches), "sha256": rows, "task": task, "source": source}
+    about = {"rows": len(encoded), "batches": len(batches), "sha256": digest_of(encoded)}
+    about |= {"task": task, "source": source}
     try:
         made = _statistics(profile, asked, _dense(profile, model, device, dtype), batches, about, progress)
     finally:
         _release()
     return profile.model_copy(update={"statistics": dict(profile.statistics or {}) | made})
+
+
+def digest_of(encoded: Sequence[Encoded]) -> str:
+    """SHA-256 of rows: their token ids and which of them are to be predicted, in order."""
+    return digest([[list(row.ids), [int(bool(t)) for t in row.target]] for row in encoded])
 
 
 def _statistics(

@@ -127,11 +127,14 @@ def _plain(value: Any) -> str:
     return str(value.model_dump(mode="json")) if hasattr(value, "model_dump") else repr(value)
 
 
-def profile_of(folder: Path, model: str, quantizers: Sequence[str], *, progress: bool = True) -> Profile:
+def profile_of(
+    folder: Path, model: str, quantizers: Sequence[str], *, name: str | None = None, progress: bool = True
+) -> Profile:
     """The profile in the folder, where it is of this model and measured what is needed; else a new one.
 
     Args:
         quantizers: keys of those that it must have measured.
+        name: how it calls the model; where left out, as `toolkit.weights.profiling.profile` does.
 
     Raises:
         InputError: it is of other weights.
@@ -151,6 +154,8 @@ def profile_of(folder: Path, model: str, quantizers: Sequence[str], *, progress:
             return kept
         wanted = list(dict.fromkeys([*kept.quantizers, *wanted]))
     made = profile(model, wanted, progress=None if progress else False)
+    if name is not None:
+        made = made.model_copy(update={"model": name})
     made.save(path)
     return made
 

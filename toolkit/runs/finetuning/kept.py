@@ -19,30 +19,36 @@ def same_study(folder: Path, study: FineTuning) -> None:
 
 
 def profile_of(folder: Path, study: FineTuning, *, progress: bool = True) -> Profile:
-    """The profile of the study's model, with every quantizer that it needs (`toolkit.runs.results`)."""
-    return results.profile_of(folder, study.model, plans.quantizers(study), progress=progress)
+    """The profile of the study's model, with every quantizer that it needs (`toolkit.runs.results`).
+
+    A folder stands by its name alone: where it lies is the machine's matter, and reports are published.
+    """
+    name = study.published.model if Path(study.model).is_dir() else None
+    return results.profile_of(folder, study.model, plans.quantizers(study), name=name, progress=progress)
 
 
 def calibrated_for(
     folder: Path, study: FineTuning, task: str, profile: Profile, train: Split, *, device: str
 ) -> Profile:
-    """The profile with what selectors measure on the task's own training rows; the plain one where none does."""
-    from toolkit.runs.calibration import asking, calibrated
+    """The profile with what selectors measure on the task's own training rows; the plain one where none does.
+
+    One that is there is used where it was measured on these very rows.
+    """
+    from toolkit.runs.calibration import asking, calibrated, digest_of
     from toolkit.runs.models import load_tokenizer
 
     asked_for = asking(plans.selectors(study))
     if not asked_for:
         return profile
     path = folder / f"profile--{task}.json"
+    count = plans.calibration_rows(study)
+    rows, _ = encoded(load_tokenizer(study.model), train.part(0, count), study.levers_of(task).length)
     if path.exists():
         kept = Profile.load(path)
-        measured = {s.statistic_key for s in asked_for} <= set(kept.statistics or {})
-        if measured and set(profile.quantizers) <= set(kept.quantizers):
+        found = [(kept.statistics or {}).get(s.statistic_key) for s in asked_for]
+        on_these = all(one is not None and one.sha256 == digest_of(rows) for one in found)
+        if on_these and set(profile.quantizers) <= set(kept.quantizers):
             return kept
-    count = max(
-        choice.calibration_rows for arm in study.arms for _, choice in plans.choices(arm) if asking([choice.selector])
-    )
-    rows, _ = encoded(load_tokenizer(study.model), train.part(0, count), study.levers_of(task).length)
     say(f"measuring {', '.join(s.statistic_key for s in asked_for)} on {len(rows)} training rows of {task}")
     made = calibrated(
         profile,

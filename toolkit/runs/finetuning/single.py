@@ -77,6 +77,8 @@ def train(
     with results.locked(folder):
         results.tidy(folder)
         made = profile(model, [plan.default.quantizer], progress=None if progress else False)
+        if os.path.isdir(model):
+            made = made.model_copy(update={"model": Path(model).name})  # where it lies is the machine's matter
         settings = {
             "fingerprint": made.fingerprint,
             "compute_dtype": computed,
