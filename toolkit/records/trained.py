@@ -41,6 +41,7 @@ class Data(Record):
     Attributes:
         sha256: of the used rows' prompts and targets, in order.
         unusable: rows that the task cannot use; `cut`: rows whose target did not fit; both are not in `rows`.
+        shortened: of `rows`, those whose prompt lost its beginning, to fit into the length.
     """
 
     source: str
@@ -49,6 +50,7 @@ class Data(Record):
     rows: int
     unusable: int = 0
     cut: int = 0
+    shortened: int = 0
 
 
 class Course(Record):

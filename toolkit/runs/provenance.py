@@ -161,6 +161,18 @@ def peak_memory(device: torch.device) -> dict[str, int]:
     return {"peak_resident": resident("VmHWM")}
 
 
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that a device's memory, or the host's, was used up."""
+    import torch
+
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    text = str(error)
+    return isinstance(error, RuntimeError) and any(
+        sign in text for sign in ("can't allocate memory", "CUDA out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+    )
+
+
 def resident(key: str) -> int:
     """Bytes of this process in memory: now (`VmRSS`), or the most since the last reset (`VmHWM`)."""
     return _status(key) or _largest_resident()

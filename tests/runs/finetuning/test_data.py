@@ -5,7 +5,8 @@ import json
 import pytest
 
 from toolkit.errors import InputError
-from toolkit.runs.finetuning.data import encoded, hashes, read_rows, record
+from toolkit.records.trained import Data
+from toolkit.runs.finetuning.data import doubts, encoded, hashes, read_rows, record
 from toolkit.runs.models import load_tokenizer
 
 TUNE = {"values": [0.001, 0.1], "rows": 8}
@@ -45,6 +46,13 @@ def test_scored_rows_among_the_training_rows_are_counted(declared, tmp_path):
 def test_missing_data_name_the_task(declared, tmp_path):
     with pytest.raises(InputError, match=r"task 'sums': .*nowhere"):
         read_rows(declared(tasks={"sums": {"task": "arithmetic", "data": str(tmp_path / "nowhere")}}), "sums")
+
+
+def test_what_is_doubtful_of_the_training_rows_is_flagged():
+    data = Data(source="x", sha256="0" * 64, found=9, rows=7, cut=2, shortened=3)
+    assert [(f.check, f.severity) for f in doubts(data)] == [("dropped", "flag"), ("shortened", "flag")]
+    assert doubts(data)[0].reason.startswith("2 training rows") and "of 3 training rows" in doubts(data)[1].reason
+    assert doubts(data.model_copy(update={"cut": 0, "shortened": 0})) == []
 
 
 def test_rows_whose_target_does_not_fit_are_counted(declared, model):

@@ -10,6 +10,7 @@ import pytest
 import torch
 import yaml
 
+from toolkit.analysis.printing.table import table
 from toolkit.errors import InputError
 from toolkit.records import rows as rows_file
 from toolkit.records.finetuning import FineTuning
@@ -278,6 +279,18 @@ def test_a_loss_that_is_not_finite_ends_its_run_alone(study, capsys):
     before = (results / "runs" / "sums--wild--seed0" / "report.json").read_bytes()
     run(folder)  # it would end the same way
     assert (results / "runs" / "sums--wild--seed0" / "report.json").read_bytes() == before
+
+
+def test_prompts_that_lost_their_beginning_are_counted_in_training_too(study):
+    levers = {"rank": 4, "steps": 1, "batch": 2, "accumulation": 1, "length": 12}
+    results = run(study(seeds=1, arms=[{"name": "qlora"}], levers=levers))
+    found = reports(results)
+    trained, untrained = found["sums--qlora--seed0"], found["sums--qlora--untrained"]
+    assert trained.train.shortened == trained.train.rows == 24 and trained.test.shortened == trained.test.rows
+    reasons = [flag.reason for flag in trained.flags if flag.check == "shortened"]
+    assert any("24 training rows" in reason for reason in reasons) and len(reasons) == 2
+    assert [flag.check for flag in untrained.flags].count("shortened") == 1  # nothing was trained there
+    assert "24 train rows are there with prompts that lost their beginning" in table(results)
 
 
 def test_a_stopped_study_goes_on(study, whole, told, tmp_path, capsys):

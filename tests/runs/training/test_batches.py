@@ -98,7 +98,7 @@ def test_steps_cut_and_epochs_leave_a_last_partial_step(rows):
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=6), st.integers(1, 4))
 def test_ranks_share_every_step_evenly(sizes, world):
     steps = [[[10 * s + m] for m in range(size)] for s, size in enumerate(sizes)]
-    plan = Schedule(steps, [0] * len(steps), [0] * len(steps), [0] * len(steps))
+    plan = Schedule(steps, *[[0] * len(steps)] * 4)
     ranks = [plan.of_rank(rank, world) for rank in range(world)]
     assert len({len(mine) for mine in ranks}) == 1
     held = sorted(r for mine in ranks for micro in mine for r in micro)

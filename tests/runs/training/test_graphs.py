@@ -40,6 +40,7 @@ def test_coarse_batches_hold_the_same_targets(count):
     assert torch.equal(row * fine["input_ids"].shape[1] + column, fine["positions"])
     plan = schedule(data, Levers(batch=64, accumulation=1, graphs=True), 0)
     assert plan.computed == [coarse["input_ids"].numel()]
+    assert plan.waste(1) == pytest.approx(1 - sum(len(row.ids) for row in data) / fine["input_ids"].numel())
 
 
 @pytest.mark.parametrize(

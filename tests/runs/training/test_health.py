@@ -135,14 +135,23 @@ def test_padding_waste_is_flagged(arm, tmp_path):
     assert (flag.check, flag.severity) == ("padding-waste", "flag") and "83%" in flag.reason
 
 
-def test_out_of_memory_marks_the_run_and_its_step(arm, rows, adapters, tmp_path):
-    """Simulated: torch's own error, raised in the seventh forward pass."""
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 2.00 GiB"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`, 2.00 GiB"),
+        MemoryError("2.00 GiB"),
+    ],
+)
+def test_out_of_memory_marks_the_run_and_its_step(arm, rows, adapters, tmp_path, error):
+    """Simulated: the device's, the host's and a library's own error, raised in the seventh forward pass."""
     model, passes = arm("none"), [0]
 
     def hook(*_):
         passes[0] += 1
         if passes[0] == 7:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+            raise error
 
     handle = model.get_base_model().lm_head.register_forward_hook(hook)
     outcome = train(model, rows(), LEVERS, Seeds.all(0), folder=tmp_path, pad=0, progress=False)
@@ -154,6 +163,17 @@ def test_out_of_memory_marks_the_run_and_its_step(arm, rows, adapters, tmp_path)
     handle.remove()
     again = train(arm("none"), rows(), LEVERS, Seeds.all(0), folder=tmp_path, pad=0, progress=False)
     assert again.finished  # the process, the folder and a new model are usable
+
+
+def test_an_error_that_is_not_of_memory_is_not_called_so(arm, rows, tmp_path):
+    model = arm("none")
+
+    def hook(*_):
+        raise RuntimeError("shapes do not fit")
+
+    model.get_base_model().lm_head.register_forward_hook(hook)
+    with pytest.raises(RuntimeError, match="shapes do not fit"):
+        train(model, rows(), LEVERS, Seeds.all(0), folder=tmp_path, pad=0, progress=False)
 
 
 def test_names_are_those_that_transformers_gives():

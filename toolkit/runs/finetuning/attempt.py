@@ -132,7 +132,9 @@ class Attempt:
             flags=self.flags + ([] if done is None else list(done.flags)),
             labels=labels,
             train=self.train or record(rows.train),
-            test=record(self.split, 0 if done is None else done.cut, None if done is None else len(done.rows)),
+            test=record(self.split)
+            if done is None
+            else record(self.split, done.cut, len(done.rows), shortened=done.shortened),
             course=self.course or _no_course(run, self.trainable),
             scores=scores,
             adapter=self.adapter,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from toolkit.errors import InputError, RunError
 from toolkit.records.trained import Trained
 from toolkit.runs.finetuning.attempt import ADAPTER, DIED, MEMORY, SCORING, Attempt, Planned, Setup
-from toolkit.runs.finetuning.data import encoded, record
+from toolkit.runs.finetuning.data import doubts, encoded, record
 from toolkit.runs.tasks import Encoded, Evaluated, check_task, evaluate, padding
 
 if TYPE_CHECKING:
@@ -71,6 +71,8 @@ class Bench:
             Crowded: the memory was used up, and others shared it.
             InputError, RunError: what ends the whole study.
         """
+        from toolkit.runs.provenance import out_of_memory
+
         run, where = planned.run, self.setup.folder / planned.run.name
         scored = self.setup.rows[run.task]
         split = scored.tune if run.role == "tune" else scored.test
@@ -96,7 +98,7 @@ class Bench:
 
         run, levers = attempt.planned.run, attempt.planned.run.levers
         data, cut = self._rows(run.task, levers.length)
-        attempt.train = record(self.setup.rows[run.task].train, cut)
+        attempt.train = record(self.setup.rows[run.task].train, cut, shortened=sum(row.shortened > 0 for row in data))
         attempt.doing = "building the model"
         set_seed(run.seeds.adapter)
         model = self._built(attempt.planned)
@@ -106,7 +108,7 @@ class Bench:
         if run.trains:
             attempt.doing = "training"
             outcome = self._trained(model, data, attempt)
-            attempt.course, attempt.flags = outcome.course, list(outcome.flags)
+            attempt.course, attempt.flags = outcome.course, [*outcome.flags, *doubts(attempt.train)]
             attempt.memory = self._recorder.memory()
             if not outcome.finished:
                 if outcome.stopped:
@@ -262,15 +264,3 @@ def _guarded(model: nn.Module) -> dict[str, int]:
     from toolkit.runs import guard
 
     return guard.totals(model)
-
-
-def out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that a device's memory, or the host's, was used up."""
-    import torch
-
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    text = str(error)
-    return isinstance(error, RuntimeError) and any(
-        sign in text for sign in ("can't allocate memory", "CUDA out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
-    )

@@ -9,7 +9,7 @@ from typing import Any
 from toolkit.errors import InputError
 from toolkit.interfaces import Task
 from toolkit.records.finetuning import FineTuning, Use
-from toolkit.records.trained import Data
+from toolkit.records.trained import Data, Flag
 from toolkit.runs.finetuning.plans import task_of
 from toolkit.runs.tasks import Encoded, Split, encode, read
 
@@ -101,7 +101,19 @@ def encoded(tokenizer: Any, split: Split, length: int) -> tuple[list[Encoded], i
     return kept, len(found) - len(kept)
 
 
-def record(split: Split, cut: int = 0, rows: int | None = None) -> Data:
+def doubts(train: Data) -> list[Flag]:
+    """What a reader must know of the rows that were trained on."""
+    found = []
+    if train.cut:
+        reason = f"{train.cut} training rows were left out: the whole target does not fit into the length"
+        found.append(Flag(check="dropped", severity="flag", reason=reason))
+    if train.shortened:
+        reason = f"the prompts of {train.shortened} training rows lost their beginning, to fit into the length"
+        found.append(Flag(check="shortened", severity="flag", reason=reason))
+    return found
+
+
+def record(split: Split, cut: int = 0, rows: int | None = None, *, shortened: int = 0) -> Data:
     """What a report says of a split."""
     return Data(
         source=split.source,
@@ -110,4 +122,5 @@ def record(split: Split, cut: int = 0, rows: int | None = None) -> Data:
         rows=len(split.examples) - cut if rows is None else rows,
         unusable=split.unusable,
         cut=cut,
+        shortened=shortened,
     )

@@ -33,12 +33,14 @@ class Evaluated:
         rows: one a scored row, in the order of `toolkit.records.trained.ROW`.
         scores: set → scores; "" holds all rows.
         cut: rows that were left out, as their whole target did not fit.
+        shortened: rows whose prompt lost its beginning.
     """
 
     rows: list[list[Any]]
     scores: dict[str, Scores]
     flags: list[Flag]
     cut: int = 0
+    shortened: int = 0
 
 
 def evaluate(
@@ -128,7 +130,7 @@ def evaluate(
             task.metrics([answers[n] for n in chosen], [examples[n] for n in chosen]),
         )
     cut = len(split.examples) - len(kept)
-    return Evaluated(rows, scores, flags(scores, cut=cut, shortened=shortened, halved=halvings.count), cut)
+    return Evaluated(rows, scores, flags(scores, cut=cut, shortened=shortened, halved=halvings.count), cut, shortened)
 
 
 def check_task(model: Any, task: Task, length: int) -> None:

@@ -181,6 +181,6 @@ def driver(
         repeated=micro,
     )
     plan = made.plan
-    made.plan = Endless(plan.steps, Again(plan.target), Again(plan.real), Again(plan.computed))
+    made.plan = Endless(plan.steps, *map(Again, (plan.target, plan.real, plan.computed, plan.widths)))
     made.args.max_steps = STEPS
     return Driver(made, steps)

@@ -77,12 +77,19 @@ class Schedule:
         target: step → tokens whose loss is taken.
         real: step → tokens, padding left out.
         computed: step → tokens, padding included.
+        widths: step → tokens, padding included as far as the rows' own lengths ask for it.
     """
 
     steps: list[list[list[int]]]
     target: list[int]
     real: list[int]
     computed: list[int]
+    widths: list[int]
+
+    def waste(self, steps: int) -> float:
+        """Share of padding in the first steps' tokens, without what the lever `graphs` adds to have fewer shapes."""
+        asked = sum(self.widths[:steps])
+        return 1 - sum(self.real[:steps]) / asked if asked else 0.0
 
     @property
     def examples(self) -> int:
@@ -147,12 +154,16 @@ def schedule(
             number += 1
         del micro[levers.steps * levers.accumulation :]
     steps = [micro[at : at + levers.accumulation] for at in range(0, len(micro), levers.accumulation)]
-    multiple = COARSE if levers.graphs else MULTIPLE
+
+    def tokens(step: list[list[int]], multiple: int) -> int:
+        return sum(len(rows) * padded([lengths[row] for row in rows], multiple) for rows in step)
+
     return Schedule(
         steps=steps,
         target=[sum(targets[row] for rows in step for row in rows) for step in steps],
         real=[sum(lengths[row] for rows in step for row in rows) for step in steps],
-        computed=[sum(len(rows) * padded([lengths[row] for row in rows], multiple) for rows in step) for step in steps],
+        computed=[tokens(step, COARSE if levers.graphs else MULTIPLE) for step in steps],
+        widths=[tokens(step, MULTIPLE) for step in steps],
     )
 
 

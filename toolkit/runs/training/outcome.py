@@ -12,6 +12,7 @@ import torch
 
 from toolkit.records.trained import Course, Flag
 from toolkit.runs.progress import Progress
+from toolkit.runs.provenance import out_of_memory
 from toolkit.runs.training import checkpoints
 from toolkit.runs.training.course import Clock, Curve, course
 from toolkit.runs.training.fair_trainer import trainer
@@ -126,7 +127,9 @@ def train(
                 made.train(resume_from_checkpoint=None if path is None else str(path))
             except Unhealthy as end:
                 flags.append(end.flag)
-            except torch.OutOfMemoryError as error:
+            except (MemoryError, RuntimeError) as error:
+                if not out_of_memory(error):
+                    raise
                 at = made.state.global_step + 1
                 reason = f"out of memory at step {at}: {' '.join(str(error).split())[:200]}"
                 flags.append(Flag(check="out-of-memory", severity="fatal", reason=reason, step=at))
@@ -147,7 +150,8 @@ def train(
             trainable=sum(p.numel() for p in made.trained),
             replayed=made.graphs.replayed if made.graphs is not None else 0,
         )
-        flags += flags_of(result.padding, is_fused=fused(made.args.device), not_graphed=made.not_graphed)
+        waste = made.plan.waste(done)
+        flags += flags_of(waste, is_fused=fused(made.args.device), not_graphed=made.not_graphed)
         finished = done == len(made.plan.steps) and not any(flag.severity == "fatal" for flag in flags)
         if first and not watch.stopped:
             checkpoints.remove(folder)

@@ -11,6 +11,13 @@ from toolkit.analysis.printing.trained.cells import interval, number, percent, s
 from toolkit.analysis.printing.trained.contrasts import AVERAGE, UNFLAGGED, UNITS
 from toolkit.analysis.reading.trained import TrainedResults, draws_of, once
 
+LEFT = {
+    "unusable": "could not be used",
+    "cut": "had targets that did not fit",
+    "shortened": "are there with prompts that lost their beginning",
+}
+"""What a report counts of a split's rows, in words."""
+
 MOST = 24
 """Sentences on contrasts; the table holds them all."""
 
@@ -97,15 +104,15 @@ def notes(results: TrainedResults, data: dict[str, Any]) -> list[str]:
         said.append(
             f"Not above chance or constant in at least one run, so that its score tells nothing: {_some(list(named))}."
         )
-    dropped = [t for t in data["tasks"] if any(t[s][k] for s in ("train", "test") for k in ("unusable", "cut"))]
+    dropped = [t for t in data["tasks"] if any(t[s][k] for s in ("train", "test") for k in LEFT)]
     for task in dropped:
         parts = [
             f"{task[split][kind]:,} {split} rows {words}"
             for split in ("train", "test")
-            for kind, words in (("unusable", "could not be used"), ("cut", "had targets that did not fit"))
+            for kind, words in LEFT.items()
             if task[split][kind]
         ]
-        said.append(f"Dropped from {task['task']}: {', '.join(parts)}.")
+        said.append(f"Dropped or cut from {task['task']}: {', '.join(parts)}.")
     if data["arms"] and study.repeats is None:
         said.append("There is no A/A arm: how much of the spread is run-to-run noise is not known.")
     for item in data["unfinished"]:
