@@ -133,6 +133,14 @@ def test_every_public_name_is_where_it_is_said_to_be():
         toolkit.profil  # noqa: B018
 
 
+def test_type_checkers_and_editors_see_every_public_name():
+    """The names that are imported when first used stand as imports too, each from where it really comes."""
+    tree = ast.parse((ROOT / "toolkit" / "__init__.py").read_text())
+    block = next(n for n in tree.body if isinstance(n, ast.If) and getattr(n.test, "id", "") == "TYPE_CHECKING")
+    seen = {name.asname: node.module for node in block.body for name in node.names}
+    assert seen == toolkit._HOME
+
+
 def test_no_module_shares_a_name_with_a_public_function():
     modules = {p.stem for p in (ROOT / "toolkit").glob("*.py")} | {p.name for p in (ROOT / "toolkit").iterdir()}
     assert not modules & set(toolkit.__all__)

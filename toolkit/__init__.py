@@ -23,6 +23,7 @@ _HOME = {
     "Report": "toolkit.records.report",
     "Study": "toolkit.records.study",
     "FineTuning": "toolkit.records.finetuning",
+    "Use": "toolkit.records.finetuning",
     "Levers": "toolkit.records.levers",
     "Seeds": "toolkit.records.levers",
     "Trained": "toolkit.records.trained",
@@ -30,7 +31,9 @@ _HOME = {
     "Answered": "toolkit.interfaces",
     "Example": "toolkit.interfaces",
     "Hub": "toolkit.interfaces",
+    "Scored": "toolkit.interfaces",
     "Task": "toolkit.interfaces",
+    "Windows": "toolkit.interfaces",
     "Component": "toolkit.interfaces",
     "DataFlow": "toolkit.interfaces",
     "Pick": "toolkit.interfaces",
@@ -53,6 +56,7 @@ _HOME = {
     "build": "toolkit.runs.building",
     "run": "toolkit.runs.studies",
     "train": "toolkit.runs.finetuning.single",
+    "Pacing": "toolkit.runs.training",
     "time": "toolkit.runs.timing",
     "lock": "toolkit.runs.studies",
     "certify": "toolkit.analysis.certificates.certifying",
@@ -103,17 +107,35 @@ if TYPE_CHECKING:
     from toolkit.comparison import compare as compare
     from toolkit.errors import InputError as InputError
     from toolkit.errors import RunError as RunError
+    from toolkit.errors import ToolkitError as ToolkitError
+    from toolkit.interfaces import Answered as Answered
     from toolkit.interfaces import CalibratedSelector as CalibratedSelector
+    from toolkit.interfaces import Component as Component
+    from toolkit.interfaces import DataFlow as DataFlow
+    from toolkit.interfaces import Example as Example
+    from toolkit.interfaces import Hub as Hub
     from toolkit.interfaces import Law as Law
     from toolkit.interfaces import Pick as Pick
     from toolkit.interfaces import Quantizer as Quantizer
     from toolkit.interfaces import RankingSelector as RankingSelector
+    from toolkit.interfaces import Scaler as Scaler
+    from toolkit.interfaces import Scored as Scored
     from toolkit.interfaces import Selector as Selector
+    from toolkit.interfaces import Task as Task
+    from toolkit.interfaces import Windows as Windows
     from toolkit.records.budget import Budget as Budget
     from toolkit.records.certificate import Certificate as Certificate
+    from toolkit.records.finetuning import FineTuning as FineTuning
+    from toolkit.records.finetuning import Use as Use
+    from toolkit.records.levers import Levers as Levers
+    from toolkit.records.levers import Seeds as Seeds
     from toolkit.records.plan import Plan as Plan
     from toolkit.records.profile import Profile as Profile
+    from toolkit.records.report import Report as Report
     from toolkit.records.selection import Selection as Selection
+    from toolkit.records.session import Session as Session
+    from toolkit.records.study import Study as Study
+    from toolkit.records.trained import Trained as Trained
     from toolkit.registry import hookimpl as hookimpl
     from toolkit.registry import register as register
     from toolkit.runs.building import build as build
@@ -122,7 +144,9 @@ if TYPE_CHECKING:
     from toolkit.runs.studies import lock as lock
     from toolkit.runs.studies import run as run
     from toolkit.runs.timing import time as time
+    from toolkit.runs.training import Pacing as Pacing
     from toolkit.selection.select import chains as chains
     from toolkit.selection.select import draws as draws
     from toolkit.selection.select import select as select
+    from toolkit.weights.demo_model import demo_model as demo_model
     from toolkit.weights.profiling import profile as profile
