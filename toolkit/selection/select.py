@@ -230,7 +230,8 @@ class _Question:
         except ToolkitError:
             raise
         except Exception as error:  # a plug-in's own mistake
-            raise RunError(f"selector {key} failed: {type(error).__name__}: {error}") from error
+            reason = " ".join(str(error).split())[:200]
+            raise RunError(f"selector {key} failed: {type(error).__name__}: {reason}") from error
         if _signature(shown) != before:
             raise InputError(f"{key} changed the profile that it was given; a selector only reads it")
         if any(copy.layers != like.layers for copy, like in zip(matched, self.likes, strict=True)):

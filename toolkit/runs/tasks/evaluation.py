@@ -9,8 +9,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from toolkit.errors import InputError
-from toolkit.interfaces import Answered, Example, Task
+from toolkit.interfaces import Answered, Example, Task, Windows
 from toolkit.records.trained import Flag, Scores
+from toolkit.runs.tasks.answers import answering, check_answered, check_metrics, check_scored, check_windows
 from toolkit.runs.tasks.encoding import Encoded, check_length, check_text, encode_options, encode_prompt, padding
 from toolkit.runs.tasks.generating import generate
 from toolkit.runs.tasks.scoring import Halvings, nlls
@@ -92,7 +93,10 @@ def evaluate(
             model, tokenizer, prompts, new_tokens=task.new_tokens, stop=task.stop, pad=pad, batch=batch,
             halvings=halvings, progress=told,
         )  # fmt: skip
-        answers = [task.judge(text, example) for text, example in zip(texts, examples, strict=True)]
+        answers = []
+        for at, text, example in zip(kept, texts, examples, strict=True):
+            with answering(task, f"judge, of the answer to row {split.numbers[at]},"):
+                answers.append(check_answered(task, task.judge(text, example), split.numbers[at]))
         predictions = [answer.answer for answer in answers]
     else:
         predictions = [
@@ -123,11 +127,10 @@ def evaluate(
     groups = sorted({example.group for example in examples})
     for group in ["", *groups] if groups != [""] else [""]:
         chosen = [n for n, example in enumerate(examples) if group in ("", example.group)]
+        with answering(task, "metrics"):
+            further = task.metrics([answers[n] for n in chosen], [examples[n] for n in chosen])
         scores[group] = summarise(
-            [rows[n] for n in chosen],
-            [examples[n] for n in chosen],
-            task.metric,
-            task.metrics([answers[n] for n in chosen], [examples[n] for n in chosen]),
+            [rows[n] for n in chosen], [examples[n] for n in chosen], task.metric, check_metrics(task, further)
         )
     cut = len(split.examples) - len(kept)
     return Evaluated(rows, scores, flags(scores, cut=cut, shortened=shortened, halved=halvings.count), cut, shortened)
@@ -142,9 +145,14 @@ def check_task(model: Any, task: Task, length: int) -> None:
     try:
         check_length(model, length, task.new_tokens if task.scored == "generation" else 0)
         if task.scored == "text":
-            check_length(model, task.windows(length).window)
+            check_length(model, _windows(task, length).window)
     except InputError as error:
         raise InputError(f"task {task.key}: {error}") from None
+
+
+def _windows(task: Task, length: int) -> Windows:
+    with answering(task, "windows"):
+        return check_windows(task, task.windows(length))
 
 
 def _fitting(tokenizer: Any, task: Task, split: Split, length: int) -> tuple[list[int], list[list[Encoded]], int]:
@@ -205,7 +213,7 @@ def _text(
 ) -> Evaluated:
     """Windows of running text: their losses, and the perplexity of all."""
     check_task(model, task, length)
-    cut = task.windows(length)
+    cut = _windows(task, length)
     windows = cut_text(tokenizer, "".join(example.target for example in split.examples), cut, split.limit, task.key)
     halvings = Halvings()
     told = _teller(progress, len(windows), len(windows))
@@ -230,7 +238,9 @@ def _text(
 def _own(model: Any, tokenizer: Any, task: Task, split: Split, length: int, batch: int) -> Evaluated:
     """A task that does its own scoring; the gold targets' losses are measured as everywhere, null where one is cut."""
     check_task(model, task, length)
-    scored, further = task.score(model, tokenizer, limit=split.limit, length=length, batch=batch)
+    with answering(task, "score"):
+        found = task.score(model, tokenizer, limit=split.limit, length=length, batch=batch)
+    scored, further = check_scored(task, found)
     if not scored:
         raise InputError(f"task {task.key} scored no row")
     golds = [encode_options(tokenizer, row.prompt, [row.target], length)[0] for row in scored]

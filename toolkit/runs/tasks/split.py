@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from toolkit.errors import InputError, closest
 from toolkit.interfaces import Example, Task
+from toolkit.runs.tasks.answers import answering, check_example, check_settings
 from toolkit.runs.tasks.sources import SplitName, from_hub, local
+
+MOST = 5_000_000
+"""Rows that a task's own code may make: one that never ends would fill the memory."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +62,7 @@ def read(task: Task, split: SplitName, *, source: str | None = None, limit: int 
         InputError: no data, no row that can be used, a column that is missing (what was looked for, what exists), or
             a value that no row of the task may hold; file and row are named.
     """
+    check_settings(task)
     if limit is not None and limit < 1:
         raise InputError(f"task {task.key}: {limit} rows of {split} are asked for; at least one is needed")
     examples: list[tuple[str, int, Example]] = []
@@ -67,7 +73,8 @@ def read(task: Task, split: SplitName, *, source: str | None = None, limit: int 
         if name in names:  # one file holds all sets
             break
         names.append(name)
-        rows = list(task.prepare(rows))
+        with answering(task, f"prepare, of {name},"):
+            rows = list(task.prepare(rows))
         found += len(rows)
         for number, row in enumerate(rows):
             example = _example(task, row, f"{name}, row {number}")
@@ -105,7 +112,7 @@ def _place(task: Task, split: str, seed: int, part: str, number: int) -> bytes:
 def _rows(task: Task, split: SplitName, source: str | None, part: str) -> tuple[str, Iterable[Mapping[str, Any]], bool]:
     """A name of the source, its rows, and whether they are those of the part alone."""
     if source is None:
-        made = task.make(split)
+        made = _made(task, split)
         if made is not None:
             return "code", made, False
         hub = task.hub_of(part)
@@ -119,7 +126,28 @@ def _rows(task: Task, split: SplitName, source: str | None, part: str) -> tuple[
     return (f"{part}/{path.name}" if own and len(task.parts) > 1 else path.name), rows, own
 
 
+def _made(task: Task, split: SplitName) -> list[Mapping[str, Any]] | None:
+    """The rows that the task's code makes, twice the same."""
+    with answering(task, f"make, of the {split} rows,"):
+        first = task.make(split)
+        if first is None:
+            return None
+        rows = list(itertools.islice(first, MOST + 1))
+        if len(rows) > MOST:
+            raise InputError(f"task {task.key} makes more than {MOST:,} {split} rows")
+        again = list(itertools.islice(task.make(split) or (), MOST))
+    if rows != again:
+        raise InputError(
+            f"task {task.key} makes other {split} rows each time: seed what it draws, or no run has its twin"
+        )
+    return rows
+
+
 def _example(task: Task, row: Mapping[str, Any], where: str) -> Example | None:
+    if not isinstance(row, Mapping):
+        raise InputError(
+            f"{where}: task {task.key} has {row!r:.60} ({type(row).__name__}) as a row; a mapping is asked for"
+        )
     missing = [column for column in task.columns if column not in row]
     if missing:
         raise InputError(
@@ -127,11 +155,13 @@ def _example(task: Task, row: Mapping[str, Any], where: str) -> Example | None:
             f"(asked for: {', '.join(task.columns)}; there are: {', '.join(row) or 'none'})"
         )
     try:
-        example = task.example(row)
+        with answering(task, f"example, of {where},"):
+            example = task.example(dict(row))  # its own copy: what it changes there is its own matter
     except InputError as error:
-        raise InputError(f"{where}: {error}") from None
+        raise error if str(error).startswith(f"task {task.key}: ") else InputError(f"{where}: {error}") from None
     if example is None:
         return None
+    example = check_example(task, example, where)
     _check(task, example, where)
     return example
 
