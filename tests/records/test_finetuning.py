@@ -130,6 +130,17 @@ def test_what_is_not_right_is_refused_with_its_name(write, old, new, message):
         FineTuning.read(write(changed(old, new)))
 
 
+def test_every_study_has_an_a_a_arm_unless_it_says_that_it_has_none(write):
+    given = FineTuning.read(write())
+    assert "repeats" not in TEXT
+    assert (given.repeats.arm, given.repeats.count) == ("qlora", 4)
+    none = FineTuning.read(write(changed("seeds: 3", "seeds: 3\nrepeats: null")))
+    assert none.repeats is None
+    assert FineTuning.model_validate(none.to_json()) == none and FineTuning.model_validate(given.to_json()) == given
+    one = FineTuning.read(write(changed("seeds: 3", "seeds: 3\nrepeats: {arm: top, count: 5}")))
+    assert (one.repeats.arm, one.repeats.count) == ("top", 5)
+
+
 def test_a_tuned_lever_is_no_arms_own(write):
     text = changed("name: qlora", "name: qlora\n    levers: {learning_rate: 0.1}")
     text = text.replace("seeds: 3", "seeds: 3\nfactors: [learning_rate]\ntune: {values: [0.1, 0.2]}", 1)

@@ -183,6 +183,7 @@ class FineTuning(File):
         model: a Hugging Face id, a local directory, or `demo` for the embedded model.
         tasks: name → task; a run is one arm trained and scored on one task under one set of seeds.
         factors: levers that may differ between arms.
+        repeats: a file that leaves it out has the baseline four times; `null` is none, and the table says so.
         seeds: a number n of runs an arm and task (seeds 0 … n−1, one for everything), or the sets of seeds.
         batch: rows a forward pass of the evaluation.
         keep_adapters: save each run's adapter beside its report, in PEFT's format.
@@ -358,7 +359,7 @@ class FineTuning(File):
         Raises:
             InputError: no such study, an unknown key or a wrong type (with line), or no small form.
         """
-        return read_declared(cls, path, _beside, small=small, changes=changes)
+        return read_declared(cls, path, _whole, small=small, changes=changes)
 
     def with_data(self, given: Mapping[str, str]) -> FineTuning:
         """The study with other data: task name → folder of the rows, `NAME:train` → that of its training rows.
@@ -393,6 +394,16 @@ def _named(data: dict[str, Any]) -> dict[str, Any]:
             key: use | {path: Path(use[path]).name for path in PATHS if isinstance(use.get(path), str)}
             for key, use in found["tasks"].items()
         }
+    return found
+
+
+def _whole(data: Any, home: Path) -> Any:
+    """A study's plain data as it is meant: paths from here, and an A/A arm unless it says that it has none."""
+    found = _beside(data, home)
+    if isinstance(found, dict) and "repeats" not in found and isinstance(found.get("analysis"), dict):
+        baseline = found["analysis"].get("baseline")
+        if isinstance(baseline, str):
+            found["repeats"] = {"arm": baseline}
     return found
 
 

@@ -24,6 +24,7 @@ STUDY = {
     ],
     "levers": {"steps": 3, "batch": 4, "accumulation": 1, "length": 64, "rank": 2, "learning_rate": 0.01},
     "seeds": 2,
+    "repeats": None,
     "analysis": {"baseline": "qlora"},
 }
 

@@ -163,7 +163,7 @@ def notes(study: FineTuning, runs: list[Run]) -> list[str]:
     if study.form == "small":
         said.insert(0, "small form: less than the full study")
     if study.repeats is None:
-        said.append("no A/A arm is declared (`repeats`): run-to-run noise will not be known")
+        said.append("there is no A/A arm (`repeats: null`): run-to-run noise will not be known")
     elif study.repeats.count < 4:
         said.append(f"the A/A arm has {study.repeats.count} runs: with fewer than four its spread is not known")
     if len(study.runs_of_an_arm) < 4:
