@@ -46,8 +46,8 @@ def train(
         report = tk.train("demo", plan, "arithmetic", levers=tk.Levers(steps=100, length=64), out="trained")
         print(report.scores[""].score, report.course.last_loss)
 
-    The same call again reads what is there, or goes on where a run was interrupted. Adapters are the plan's: the
-    levers' rank and alpha are not used, and must be the plan's where all its adapters are alike.
+    The same call again reads what is there, or goes on where a run was interrupted. Adapters are the plan's: its rank
+    and alpha stand in the report in place of the levers'.
 
     Args:
         model: a Hugging Face id, a local directory, or `demo`.

@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from toolkit.runs.tasks.scoring import Halvings, _halved, scoring
+from toolkit.runs.tasks.scoring import Halvings, halved, scoring
 
 
 def generate(
@@ -45,7 +45,7 @@ def generate(
     with scoring(model), _plain_settings(model):
         for at in range(0, len(order), batch):
             chosen = order[at : at + batch]
-            _halved(work, chosen, halvings)
+            halved(work, chosen, halvings)
             if progress is not None:
                 progress(len(chosen))
     return answers

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from toolkit.errors import RunError
-from toolkit.runs.tasks.encoding import Encoded
+from toolkit.runs.tasks.encoding import Encoded, check_vocabulary
 
 CHUNK = 2**26
 """Logits turned into log-probabilities at once: 256 MB in float32."""
@@ -61,11 +61,13 @@ def nlls(
         progress: is told how many sequences were read.
 
     Raises:
+        InputError: a token that the model does not know.
         RunError: a sum is not finite.
     """
     import torch
 
     contexts, count = _contexts(rows)
+    check_vocabulary(model, (option.ids for row in rows for option in row))
     contexts.sort(
         key=lambda context: len(context.ids), reverse=True
     )  # the largest first: what does not fit shows early
@@ -73,7 +75,7 @@ def nlls(
     sums = torch.zeros(count, dtype=torch.float64, device=device)
     with scoring(model):
         for chosen in _batches(contexts, batch, LOGITS.get(device.type, LOGITS["other"]) // _vocabulary(model)):
-            _halved(lambda part: _add(model, part, pad, sums), chosen, halvings)
+            halved(lambda part: _add(model, part, pad, sums), chosen, halvings)
             if progress is not None:
                 progress(len(chosen))
     values = iter(sums.tolist())
@@ -137,7 +139,7 @@ def _contexts(rows: Sequence[Sequence[Encoded]]) -> tuple[list[_Context], int]:
     return contexts, number
 
 
-def _halved(work: Callable[[list[Any]], Any], items: list[Any], halvings: Halvings | None) -> list[Any]:
+def halved(work: Callable[[list[Any]], Any], items: list[Any], halvings: Halvings | None) -> list[Any]:
     """`work` on all items, or on its halves where the device's memory does not hold them."""
     import torch
 
@@ -151,7 +153,7 @@ def _halved(work: Callable[[list[Any]], Any], items: list[Any], halvings: Halvin
     if halvings is not None:
         halvings.count += 1
     half = len(items) // 2
-    return _halved(work, items[:half], halvings) + _halved(work, items[half:], halvings)
+    return halved(work, items[:half], halvings) + halved(work, items[half:], halvings)
 
 
 def _add(model: Any, contexts: list[_Context], pad: int, sums: Any) -> None:

@@ -18,8 +18,8 @@ import torch
 from transformers import TrainerCallback
 
 from toolkit.runs.training.batches import Schedule
+from toolkit.runs.training.deterministic import deterministic
 from toolkit.runs.training.fair_trainer import FairTrainer, trainer
-from toolkit.runs.training.watch import deterministic
 
 if TYPE_CHECKING:
     from pathlib import Path

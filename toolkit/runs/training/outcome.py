@@ -15,11 +15,12 @@ from toolkit.runs.progress import Progress
 from toolkit.runs.provenance import out_of_memory
 from toolkit.runs.training import checkpoints
 from toolkit.runs.training.course import Clock, Curve, course
+from toolkit.runs.training.deterministic import deterministic
 from toolkit.runs.training.fair_trainer import trainer
 from toolkit.runs.training.health import Unhealthy, flags_of
 from toolkit.runs.training.pacing import Pacer, Pacing
 from toolkit.runs.training.settings import fused
-from toolkit.runs.training.watch import Watch, deterministic
+from toolkit.runs.training.watch import Watch
 
 if TYPE_CHECKING:
     from torch import nn

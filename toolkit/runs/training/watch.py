@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from typing import Any
 
@@ -206,23 +205,3 @@ class Watch(TrainerCallback):
     @property
     def _first(self) -> bool:
         return self.trainer.args.process_index == 0
-
-
-@contextlib.contextmanager
-def deterministic(on: bool) -> Any:
-    """Deterministic kernels only, inside; afterwards as it was."""
-    if not on:
-        yield
-        return
-    import os
-
-    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    benchmark = torch.backends.cudnn.benchmark
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(True)
-    torch.backends.cudnn.benchmark = False
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
-        torch.backends.cudnn.benchmark = benchmark
