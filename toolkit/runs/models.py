@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -130,6 +130,22 @@ def cast(model: nn.Module, dtype: torch.dtype, *, keep: Container[int] = ()) -> 
     if hasattr(getattr(model, "config", None), "dtype"):
         model.config.dtype = dtype
     return model
+
+
+def check_vocabulary(model: Any, rows: Iterable[Sequence[int]]) -> None:
+    """Refuse token ids that the model has no embedding for: a GPU would stop at one without saying which.
+
+    Raises:
+        InputError: names the id, and how many embeddings there are.
+    """
+    embeddings = model.get_input_embeddings() if hasattr(model, "get_input_embeddings") else None
+    count = getattr(embeddings, "num_embeddings", None)
+    largest = max((max(ids) for ids in rows if ids), default=0)
+    if count is not None and largest >= count:
+        raise InputError(
+            f"the tokenizer gives token id {largest}, and the model has embeddings for {count} tokens (0 to "
+            f"{count - 1}): this tokenizer is another model's"
+        )
 
 
 def _location(source: str | Path) -> str:

@@ -19,7 +19,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from toolkit.errors import RunError
-from toolkit.runs.tasks.encoding import Encoded, check_vocabulary
+from toolkit.runs.models import check_vocabulary
+from toolkit.runs.tasks.encoding import Encoded
 
 CHUNK = 2**26
 """Logits turned into log-probabilities at once: 256 MB in float32."""

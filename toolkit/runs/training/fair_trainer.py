@@ -22,6 +22,7 @@ from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCall
 
 from toolkit.errors import InputError, RunError
 from toolkit.runs.adapters import uncast
+from toolkit.runs.models import check_vocabulary
 from toolkit.runs.training import checkpoints, settings
 from toolkit.runs.training.backward import bare_model, blocks_of, lowest_block, run_through, stop_backward
 from toolkit.runs.training.batches import Schedule, collate, schedule
@@ -276,8 +277,8 @@ def trainer(
         repeated: micro-batches to repeat in place of the shuffled epochs (`batches.schedule`).
 
     Raises:
-        InputError: nothing to train, no usable examples, an accumulation that the processes do not divide, an
-            attention or dropout that the model was not built with, or an unknown tracker.
+        InputError: nothing to train, no usable examples, a token without an embedding, an accumulation that the
+            processes do not divide, an attention or dropout that the model was not built with, or an unknown tracker.
     """
     folder = Path(folder)
     trained = {path: p for path, p in model.named_parameters() if p.requires_grad}
@@ -288,6 +289,7 @@ def trainer(
             parameter.data = parameter.data.float()
     _check_built(model, levers)
     plan = schedule(data, levers, seeds.data, repeated=repeated)
+    check_vocabulary(model, (row.ids for row in data))
     device = next(iter(trained.values())).device
     args = settings.arguments(
         levers, seeds, len(plan.steps), folder, device, _dtype(model), report_to=report_to, name=name
