@@ -340,6 +340,21 @@ class FineTuning(File):
         return [Seeds.all(seed) for seed in range(self.seeds)] if isinstance(self.seeds, int) else list(self.seeds)
 
     @property
+    def seeds_shared(self) -> str | None:
+        """What must be said where sets of seeds share one: their runs are not independent of each other."""
+        sets = self.runs_of_an_arm
+        held = {factor: len({getattr(each, factor) for each in sets}) for factor in ("adapter", "data", "draw")}
+        if all(count == len(sets) for count in held.values()):
+            return None
+        told = ", ".join(f"{count} {factor} seed{'s' * (count > 1)}" for factor, count in held.items())
+        same = len({(each.adapter, each.data) for each in sets}) < len(sets)
+        return (
+            f"the {len(sets)} sets of seeds hold {told}: runs that share a seed are not independent, and intervals, "
+            "which take them as such, tell of the factors that vary alone"
+            + ("; for arms without random layers, sets that differ in the draw alone are repeats" if same else "")
+        )
+
+    @property
     def published(self) -> FineTuning:
         """The study as it may be shown: folders of models and data are the user's own, and stand by name alone."""
         data = _named(self.model_dump())

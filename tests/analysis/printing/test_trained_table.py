@@ -182,6 +182,13 @@ def test_a_margin_of_the_declared_outcome_is_not_used_for_the_other(made):
     assert of(summary(builder.folder), "matched", "qlora", outcome="score")["equivalence"]["margin"] is None
 
 
+def test_sets_of_seeds_that_share_one_are_said(made):
+    seeds = [{"adapter": 0, "data": n, "draw": n} for n in range(4)]
+    text = table(made("shared", seeds=seeds).write().folder)
+    assert "The 4 sets of seeds hold 1 adapter seed, 4 data seeds, 4 draw seeds: runs that share a seed" in text
+    assert "sets of seeds" not in table(made(seeds=4).write().folder)
+
+
 def test_one_draw_for_all_seeds_is_labelled(made, trained):
     arms = [*trained.ARMS[:2], {"name": "matched", "protect": {**trained.ARMS[2]["protect"], "draw": "once"}}]
     builder = made(arms=arms).write()

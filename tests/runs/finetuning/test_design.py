@@ -37,6 +37,22 @@ def test_seeds_are_separate_factors(declared):
     assert [run.name for run in runs if run.arm == "top"] == ["sums--top--seed0", "sums--top--a1-d0-s0"]
 
 
+@pytest.mark.parametrize(
+    ("sets", "said"),
+    [
+        ([(0, 0, 0), (1, 1, 1)], None),
+        ([(5, 7, 9), (6, 8, 4)], None),
+        ([(0, 0, 0), (0, 1, 1)], "2 sets of seeds hold 1 adapter seed, 2 data seeds, 2 draw seeds: "),
+        ([(0, 0, 0), (0, 0, 1)], "sets that differ in the draw alone are repeats"),
+    ],
+)
+def test_sets_of_seeds_that_share_one_are_said(declared, sets, said):
+    """Two draws under one adapter seed and one data order are no two runs of an arm that draws nothing."""
+    study = declared(seeds=[dict(zip(("adapter", "data", "draw"), each, strict=True)) for each in sets])
+    found = " ".join(notes(study, expand(study)))
+    assert ("sets of seeds" in found) is (said is not None) and (said or "") in found
+
+
 def test_a_grid_crosses_draws_with_seeds(declared):
     grid = {"selector": "random-count", "budget": "layers=0.2", "draws": 3}
     matched = {"selector": "random-matched(within=0.5)", "like": "grid"}

@@ -81,6 +81,8 @@ def notes(results: TrainedResults, data: dict[str, Any]) -> list[str]:
             f"With fewer than four runs an arm the spread is not known ({least} here): intervals, p-values and "
             "detectable differences rest on a spread from too few runs."
         )
+    if data["contrasts"] and study.seeds_shared is not None:
+        said.append(study.seeds_shared[0].upper() + study.seeds_shared[1:] + ".")
     if data["contrasts"] and analysis.margin is None:
         said.append(
             "No margin was declared before the first run, so nothing is called equivalent; the smallest margin at "
