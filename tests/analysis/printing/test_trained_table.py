@@ -318,6 +318,18 @@ def test_chance_constant_predictions_and_averages_without_them(made):
     assert "not above chance (4 of 4 runs)" in text and "63.5%" in text and "without wsc" in text
 
 
+def test_how_the_machine_computed_is_said_once(made):
+    """A study of a GPU that runs on a CPU would otherwise bear the same flag in every line."""
+    builder = made(seeds=2).write()
+    flag = Flag(check="not-graphed", severity="flag", reason="computed without CUDA graphs: no CUDA device")
+    for at in ("qlora", "aqlora-q", "matched"):
+        builder.run("sums", at, 0, flags=[flag])
+    text = table(builder.folder)
+    assert text.count("omputed without CUDA graphs") == 1
+    assert "Computed without CUDA graphs: no CUDA device (3 of 6 runs)." in text
+    assert all(entry["flags"] == [] for entry in summary(builder.folder)["arms"])
+
+
 def test_one_collapsed_run_is_flagged_though_the_mean_is_above_chance(made):
     builder = made(seeds=4)
     for seed in range(4):

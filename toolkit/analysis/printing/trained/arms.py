@@ -17,6 +17,8 @@ NOT_ABOVE = "not above chance"
 CONSTANT = "constant prediction"
 FLAGGING = (NOT_ABOVE, CONSTANT)
 """Flags that take a set out of the second average."""
+HOW = ("not-graphed", "optimizer-not-fused")
+"""Flags of how the machine computed; they make no score doubtful, and are said once for all arms."""
 BY_SET = ("chance", "constant")
 """A report's own flags that its scores tell of, set by set."""
 
@@ -119,7 +121,7 @@ def flags(runs: Sequence[TrainedRun], group: str) -> list[dict[str, Any]]:
         names = {CONSTANT} if run.scores[group].constant else set()
         if group == ALL:
             for flag in run.flags:
-                if flag.severity == "flag" and flag.check not in BY_SET:
+                if flag.severity == "flag" and flag.check not in (*BY_SET, *HOW):
                     names.add(flag.check)
                     reasons.setdefault(flag.check, f"{run.name}: {flag.reason}")
         counts.update(names)
@@ -127,6 +129,12 @@ def flags(runs: Sequence[TrainedRun], group: str) -> list[dict[str, Any]]:
     if low is not None:
         counts[NOT_ABOVE], reasons[NOT_ABOVE] = low
     return [{"flag": name, "runs": n, "of": len(runs), "reason": reasons.get(name)} for name, n in counts.items()]
+
+
+def computed(runs: Sequence[TrainedRun]) -> list[str]:
+    """How the machine computed otherwise than it was asked to: each reason, and in how many runs."""
+    counts = Counter(flag.reason for run in runs for flag in run.flags if flag.check in HOW)
+    return [f"{reason} ({count} of {len(runs)} runs)" for reason, count in counts.items()]
 
 
 def _not_above(runs: Sequence[TrainedRun], group: str) -> tuple[int, str] | None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from toolkit.analysis.printing.grid import probability
 from toolkit.analysis.printing.trained import timing_sentences
-from toolkit.analysis.printing.trained.arms import doubtful
+from toolkit.analysis.printing.trained.arms import computed, doubtful
 from toolkit.analysis.printing.trained.cells import interval, number, percent, signed
 from toolkit.analysis.printing.trained.contrasts import AVERAGE, UNFLAGGED, UNITS
 from toolkit.analysis.reading.trained import TrainedResults, draws_of, once
@@ -117,6 +117,7 @@ def notes(results: TrainedResults, data: dict[str, Any]) -> list[str]:
         said.append(f"Dropped or cut from {task['task']}: {', '.join(parts)}.")
     if data["arms"] and study.repeats is None:
         said.append("There is no A/A arm: how much of the spread is run-to-run noise is not known.")
+    said += [reason[0].upper() + reason[1:] + "." for reason in computed(list(results.runs.values()))]
     for item in data["unfinished"]:
         layer = f", layer {item['layer']}" if item["layer"] else ""
         said.append(
