@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import warnings
 
 import pytest
 import torch
@@ -220,6 +221,12 @@ def test_compute_dtype_of_a_protected_layer():
 def test_what_is_no_plan_is_refused():
     with pytest.raises(InputError, match=r"plan is 'nf4' \(str\), and a Plan is asked for"):
         build(make(), "nf4")
+
+
+def test_adapters_are_added_without_a_warning_that_is_not_for_the_user():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        build(make(), Plan.protecting(None, "nf4", rank=4))
 
 
 def test_building_says_nothing_of_kernels_that_it_does_not_use():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import re
+import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -180,7 +181,9 @@ def _adapt(model: nn.Module, adapters: Mapping[str, Adapter], seed: int) -> nn.M
     config._register_custom_module({FrozenLinear: _frozen_lora()})
     if any(hasattr(getattr(m, "weight", None), "quant_state") for m in model.modules()):
         model.is_loaded_in_4bit = True  # PEFT asks for this mark before it takes its own 4-bit adapter layer
-    with torch.random.fork_rng(devices=[]):  # PEFT draws an A of its own
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():  # PEFT draws an A of its own
+        # PEFT reads an attribute that transformers renamed: for its authors, and not for who trains
+        warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
         adapted = get_peft_model(model, config, adapter_name=ADAPTER)
     inner = adapted.get_base_model()
     for name, adapter in adapters.items():
