@@ -255,6 +255,17 @@ def test_the_noise_is_that_of_the_repeats(made):
     assert not found["identical"] and "A/A" in table(builder.folder)
 
 
+@pytest.mark.parametrize(("seeds", "said"), [(1, "seeds were not varied"), (2, "one run under other seeds")])
+def test_repeats_beside_too_few_seeds_for_a_spread(made, seeds, said):
+    builder = made(seeds=seeds, repeats={"arm": "qlora", "count": 2})
+    builder.run("sums", "qlora", Seeds.all(0, 1), role="repeat", loss=np.full(60, 1.0))
+    for seed in range(seeds):
+        builder.run("sums", "qlora", seed, loss=np.full(60, 1.1 + seed))
+    found = next(e for e in summary(builder.folder)["noise"] if e["outcome"] == "loss")
+    assert (found["repeats"], found["seeds"], found["total_sd"]) == (2, seeds - 1, None)
+    assert found["repeat_sd"] == pytest.approx(0.1 / np.sqrt(2)) and said in table(builder.folder)
+
+
 def test_a_study_without_an_a_a_arm_says_so(made):
     assert "There is no A/A arm" in table(made(seeds=4).write().folder)
 

@@ -36,7 +36,8 @@ def test_few_seeds_say_little():
     found = pairing([1.0, 2.0, 3.0], [1.0, 2.1, 3.0])
     assert (found.low, found.high) == (None, None) and "over 3 seeds, too few" in found.sentence
     two = pairing([1.0, 2.0], [3.0, 5.0])
-    assert two.p is None and two.correlation == pytest.approx(1.0)
+    assert (two.p, two.correlation) == (None, None)  # any two points lie on a line
+    assert two.removed == pytest.approx(1 - 0.5 / (0.5 + 2))
 
 
 def test_runs_that_do_not_vary():

@@ -41,8 +41,10 @@ def test_deterministic_repeats_agree_to_the_last_digit():
 
 
 def test_one_seed_has_noise_but_no_total():
-    found = components([1.0, 1.5, 1.2, 0.9], [1.0])
+    found = components([1.0, 1.5, 1.2, 0.9], [])
     assert (found.total, found.seed, found.ratio) == (None, None, None) and "seeds were not varied" in found.sentence
+    one = components([1.0, 1.5, 1.2, 0.9], [1.0])  # beside the repeats' own seeds: they were varied
+    assert one.total is None and one.sentence.endswith("one run under other seeds has no spread to set beside it")
 
 
 def test_two_repeats_at_least():

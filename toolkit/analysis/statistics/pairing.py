@@ -22,6 +22,7 @@ def pairing(
     """s²(a − b) against s²(a) + s²(b) over shared seeds; removed = 1 − s²(a − b)/(s_a² + s_b²); r and its interval.
 
     removed = 2·r·s_a·s_b/(s_a² + s_b²), so it is r where the arms spread alike; p is of r = 0 (t, n − 2 df).
+    Two seeds have no r.
 
     Args:
         first, second: (seeds,), outcomes of the arms under the same seeds, in the same order.
@@ -42,10 +43,11 @@ def pairing(
     removed = 1 - joint / apart
     if not sa or not sb:
         return Pairing(n, joint, apart, removed, None, None, None, None, "one arm's runs do not vary")
+    if n == 2:  # a line goes through any two points: r is +1 or −1 and says nothing
+        return Pairing(n, joint, apart, removed, None, None, None, None, _sentence(n, removed, None, 1 - coverage))
     r = max(-1.0, min(1.0, float(np.corrcoef(a, b)[0, 1])))
-    low = high = p = None
-    if n > 2:
-        p = 0.0 if abs(r) == 1 else t_p(r * math.sqrt((n - 2) / (1 - r * r)), n - 2)
+    low = high = None
+    p = 0.0 if abs(r) == 1 else t_p(r * math.sqrt((n - 2) / (1 - r * r)), n - 2)
     if n > 3:
         z, half = math.atanh(max(-1 + 1e-15, min(1 - 1e-15, r))), t_quantile((1 + coverage) / 2, math.inf)
         low, high = (math.tanh(z + side * half / math.sqrt(n - 3)) for side in (-1, 1))

@@ -57,14 +57,15 @@ def components(
 
     Args:
         repeats: (runs,), outcomes under one set of seeds.
-        seeds: (runs,), outcomes of the same arm under different seeds, one each.
+        seeds: (runs,), outcomes of the same arm under different seeds, one each; may be none.
 
     Raises:
         InputError: fewer than two repeats, or an outcome that is not finite.
 
     Source: AQLoRA §7.4: three runs at one seed spread by .24, six seeds by .25.
     """
-    same, other = outcomes(repeats, what), outcomes(seeds, what)
+    same = outcomes(repeats, what)
+    other = outcomes(seeds, what) if len(seeds) else np.empty(0)
     if len(same) < 2:
         raise InputError(f"{what}: run-to-run noise needs two runs under the same seeds; found {len(same)}")
     noise, df, tail = float(same.var(ddof=1)), len(same) - 1, (1 - coverage) / 2
@@ -73,7 +74,7 @@ def components(
     limits = (noise * df / chi2_quantile(1 - tail, df), noise * df / chi2_quantile(tail, df)) if noise else (None, None)
     notes = (f"fewer than {FEWEST} same-seed runs: the run-to-run noise is barely known",) * (len(same) < FEWEST)
     if len(other) < 2:
-        sentence = f"run-to-run sd {math.sqrt(noise):.3g} over {len(same)} same-seed runs; seeds were not varied"
+        sentence = f"run-to-run sd {math.sqrt(noise):.3g} over {len(same)} same-seed runs; {_few(len(other))}"
         return Repeats(len(same), len(other), noise, *limits, None, None, None, None, sentence, notes)
     total = float(other.var(ddof=1))
     ratio = variance_ratio(other, same, coverage=coverage, what=what) if noise else None
@@ -90,6 +91,10 @@ def components(
         _sentence(len(same), len(other), noise, total, ratio, 1 - coverage),
         notes,
     )
+
+
+def _few(other: int) -> str:
+    return "seeds were not varied" if not other else "one run under other seeds has no spread to set beside it"
 
 
 def _sentence(same: int, other: int, noise: float, total: float, ratio: Ratio | None, alpha: float) -> str:

@@ -201,7 +201,8 @@ class Pairing:
         pairs: seeds that both arms have.
         paired, unpaired: variance of a difference of two runs, of one seed and of two seeds.
         removed: 1 − paired/unpaired; below zero, pairing added variance.
-        correlation: of the arms' outcomes over the seeds; low, high: its interval (Fisher's z; None below 4 pairs).
+        correlation: of the arms' outcomes over the seeds, None below 3 pairs; low, high: its interval (Fisher's z),
+            None below 4.
         p: of no correlation, two-sided; None below 3 pairs or where an arm does not vary.
         sentence: what it says.
     """

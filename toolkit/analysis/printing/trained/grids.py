@@ -326,11 +326,11 @@ def _noise(data: dict[str, Any]) -> Grid:
                 "yes" if entry["identical"] else "no",
             ]
         )
-    heading = ["task", "arm", "outcome", "repeats", "seeds", "sd of repeats", "sd over seeds", "seeds' own part"]
+    heading = ["task", "arm", "outcome", "repeats", "other seeds", "sd of repeats", "sd over them", "seeds' own part"]
     heading += ["run-to-run share", "p", "repeats identical"]
     title = (
         "A/A: the same arm under the very same seeds, beside its runs under other seeds; share = variance of the "
-        "repeats over that over seeds; the seeds' own part: sd of what is left; p: two-sided "
+        "repeats over that over other seeds; the seeds' own part: sd of what is left; p: two-sided "
         "variance-ratio test of the two"
     )
     return Grid(title, heading, rows)
