@@ -52,9 +52,9 @@ class Progress:
         now = time.monotonic()
         if self.shown and (now - self._spoken >= EVERY or self.done == self.total):
             seconds = now - self._started
-            now_done = self.done - self._before
-            left = f", {spell(seconds / now_done * (self.total - self.done))} left" if now_done else ""
-            say(f"{description}: {self.done} of {self.total}{left}")
+            now_done, left = self.done - self._before, self.total - self.done
+            when = f", {spell(seconds / now_done * left)} left" if left and now_done else ""
+            say(f"{description}: {self.done} of {self.total}{when if left else f', in {spell(seconds)}'}")
             self._spoken = now
 
 

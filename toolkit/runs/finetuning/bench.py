@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from toolkit.errors import InputError, RunError
 from toolkit.records.trained import Trained
+from toolkit.registry import registry
 from toolkit.runs.finetuning.attempt import ADAPTER, DIED, MEMORY, SCORING, Attempt, Planned, Setup
 from toolkit.runs.finetuning.data import doubts, encoded, record
 from toolkit.runs.tasks import Encoded, Evaluated, check_task, evaluate, padding
@@ -49,6 +50,8 @@ class Bench:
         from toolkit.runs.models import choose_device, compute_dtype, load_tokenizer
         from toolkit.runs.provenance import Recorder
 
+        # plug-ins before PEFT, which imports their libraries: what a library says on import is theirs to leave out
+        registry.of_kind("quantizer")
         self.setup, self._progress, self._writes = setup, progress, writes
         self.device = choose_device(setup.device)
         self.dtype = compute_dtype(self.device, setup.dtype)

@@ -131,7 +131,7 @@ class Pool:
             self._measured[job.key] = max(self._measured.get(job.key, 0), worker.peak)
         if checks:
             say(f"{name} ended early: {', '.join(checks)}; its report says at which step")
-        bar.step(f"{self._busy()} running")
+        bar.step(f"{name} done, {self._busy()} running" if self._busy() else f"{name} done")
         if self._finished is not None:
             self._finished(name)
 

@@ -39,7 +39,7 @@ def choose(study: FineTuning, trials: Iterable[Trained]) -> tuple[dict[Key, floa
         said = []
         if value in (low, high):
             edge = "lower" if value == low else "upper"
-            said.append(f"own {study.tune.lever} {value:g} is the {edge} edge of the grid: the best may lie outside it")
+            said.append(f"own {study.tune.lever} {value:g} at the {edge} edge of the grid")
         if key in ended:
             said.append(f"{ended[key]} of {len(study.tune.values)} trials ended early")
         if said:
