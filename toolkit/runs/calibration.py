@@ -168,6 +168,9 @@ def _statistics(
     about: dict[str, Any],
     progress: Progress | bool | None,
 ) -> dict[str, Statistic]:
+    from toolkit.runs.models import check_vocabulary
+
+    check_vocabulary(model, (row.ids for rows in batches for row in rows))
     with _prepared(model), _memory(), _reporting(progress, len(asked) * len(batches)) as report:
         where = next(model.parameters())
         tensors = [_tensors(rows, where.device) for rows in batches]

@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-from toolkit.errors import RunError
+from toolkit.errors import InputError, RunError
 from toolkit.records.trained import Trained
 from toolkit.runs import finetuning
 from toolkit.runs.finetuning import pool as pools
@@ -127,3 +127,14 @@ def test_a_gpu_is_the_only_one_that_its_process_sees(monkeypatch):
     assert pools._only("cuda:1") == "cuda:0" and os.environ["CUDA_VISIBLE_DEVICES"] == "1"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
     assert pools._only("cpu") == "cpu" and os.environ["CUDA_VISIBLE_DEVICES"] == "3"
+
+
+def test_a_component_that_no_other_process_can_read_is_refused(study, tmp_path, monkeypatch):
+    from toolkit.registry import registry
+
+    made = registry.make("task", "arithmetic(largest=10)")
+    local = type("Local", (type(made),), {"name": "local", "__doc__": "Of this function."})(largest=10)
+    make = registry.make
+    monkeypatch.setattr(registry, "make", lambda kind, key, *a: local if kind == "task" else make(kind, key, *a))
+    with pytest.raises(InputError, match="worker processes do not see"):
+        run(study(), out=tmp_path / "results", workers=2)

@@ -206,6 +206,17 @@ def test_results_of_two_studies_are_never_mixed(copy, changes, message, told):
     assert told(copy / "results") == before
 
 
+@pytest.mark.parametrize("key", ["run", "arm", "seeds"])
+def test_a_report_of_another_run_is_not_taken_for_this_ones(copy, key):
+    path = copy / "results" / "runs" / "sums--top--seed0" / "report.json"
+    data = json.loads(path.read_text())
+    data[key] = {"run": "another", "arm": "drawn", "seeds": data["seeds"] | {"draw": 7}}[key]
+    path.write_text(json.dumps(data))
+    with pytest.raises(InputError, match="sums--top--seed0 holds the report of another run"):
+        run(copy)
+    assert json.loads(path.read_text()) == data
+
+
 def test_another_dtype_is_another_setting(copy):
     with pytest.raises(InputError, match="compute_dtype was float32 and is now bfloat16"):
         run(copy, dtype="bfloat16")

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 
-from toolkit.errors import RunError
+from toolkit.errors import InputError, RunError
 from toolkit.interfaces import Example
 from toolkit.runs.tasks.encoding import Encoded, encode, encode_options
 from toolkit.runs.tasks.scoring import Halvings, _batches, _Context, _contexts, nlls
@@ -145,3 +145,9 @@ def test_a_gpu_finds_the_same(made, tokenizer):
     expected = nlls(made.tiny(), rows, pad=1, batch=8)
     for a, b in zip(nlls(made.tiny().cuda(), rows, pad=1, batch=8), expected, strict=True):
         assert a == pytest.approx(b, abs=1e-2)
+
+
+def test_a_token_that_the_model_does_not_know_is_named(made):
+    encoded = Encoded((5, 9, 258), (False, False, True))
+    with pytest.raises(InputError, match=r"token id 258, and the model has embeddings for 258 tokens \(0 to 257\)"):
+        nlls(made.tiny(), [[encoded]], pad=0, batch=1)

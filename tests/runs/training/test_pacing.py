@@ -138,3 +138,14 @@ def test_stop_saves_and_ends_and_the_same_call_resumes(arm, rows, adapters, whol
     assert outcome.finished and outcome.course.resumed == 1 and outcome.course.steps == 8
     assert all(torch.equal(adapters(model)[name], value) for name, value in whole.items())
     assert not found(folder)
+
+
+@pytest.mark.parametrize("given", [{"pause_above": float("nan")}, {"pause_above": 80, "resume_below": float("nan")}])
+def test_a_temperature_that_is_no_number_is_refused(given):
+    with pytest.raises(InputError, match="is nan; a temperature in °C"):
+        Pacing(**given)
+
+
+def test_a_folder_is_no_stop_file(tmp_path):
+    with pytest.raises(InputError, match="is a folder, and a run would wait for ever"):
+        Pacing(stop_file=tmp_path)

@@ -115,7 +115,7 @@ def test_only_what_is_trained_is_saved_and_nothing_pickled(interrupted, tmp_path
     assert "adapters.safetensors" in files and "optimizer.safetensors" in files
 
 
-@pytest.mark.parametrize("harm", ["state", "size", "json"])
+@pytest.mark.parametrize("harm", ["state", "size", "json", "list", "types", "header", "curve", "no curve"])
 def test_a_torn_checkpoint_is_not_taken(arm, rows, adapters, interrupted, tmp_path, harm):
     """It cannot come about by a kill; a disk can still lose a file's end."""
     folder = tmp_path / "checkpoint-4"
@@ -124,8 +124,17 @@ def test_a_torn_checkpoint_is_not_taken(arm, rows, adapters, interrupted, tmp_pa
     elif harm == "size":
         path = folder / "optimizer.safetensors"
         path.write_bytes(path.read_bytes()[:-7])
+    elif harm == "curve":  # a torn line in its middle, and bytes that are no text
+        path = tmp_path / "curve.csv"
+        path.write_bytes(path.read_bytes()[:60] + b"\xff\xfe")
+    elif harm == "no curve":
+        (tmp_path / "curve.csv").unlink()
+    elif harm == "header":
+        path = folder / "adapters.safetensors"
+        path.write_bytes(bytes(path.stat().st_size))
     else:
-        (folder / STATE).write_text((folder / STATE).read_text()[:-30])
+        text = {"json": (folder / STATE).read_text()[:-30], "list": "[]", "types": '{"files": {}, "identity": 5}'}
+        (folder / STATE).write_text(text[harm])
     model = arm()
     outcome = train(model, rows(), interrupted, Seeds.all(0), folder=tmp_path, pad=0, progress=False)
     assert outcome.finished and outcome.course.resumed == 0
@@ -179,3 +188,10 @@ def test_checkpoints_come_by_the_clock_too(arm, rows, tmp_path):
         )
     state = json.loads((tmp_path / "checkpoint-3" / STATE).read_text())
     assert state["step"] == 3 and state["position"]["seconds"] > 0
+
+
+def test_a_file_where_the_runs_folder_should_be_is_named(arm, rows, tmp_path):
+    (tmp_path / "run").write_text("mine")
+    with pytest.raises(RunError, match=r"cannot make the run's folder .*run: File exists"):
+        train(arm(), rows(), LEVERS, Seeds.all(0), folder=tmp_path / "run", pad=0, progress=False)
+    assert (tmp_path / "run").read_text() == "mine"

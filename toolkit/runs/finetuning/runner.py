@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import pickle
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -206,6 +207,7 @@ class _Runner:
 
     def _own(self) -> None:
         """The runs at each arm's own value of the tuned lever, now that its trials are done."""
+        assert self.study.tune is not None
         self.together.wait()
         chosen, labels = tuning.choose(self.study, self._reports("tune"))
         runs = design.own(self.study, chosen, labels)
@@ -213,6 +215,8 @@ class _Runner:
         with self.together.first_first():
             todo = self._missing(planned)
             self.together.wait()
+        if todo and self.together.first:
+            say(f"trials are done; now {len(todo)} runs at each arm's own {self.study.tune.lever}")
         self._do(todo, len(planned))
 
     def _reports(self, role: str) -> list[Trained]:
@@ -286,6 +290,12 @@ class _Runner:
     def _expect(self, report: Trained, one: Planned) -> None:
         """Raise where a report is of another plan or other levers than the study now gives."""
         where = self.folder / RUNS / one.run.name
+        told = tuple(getattr(report, key) for key in ("run", "role", "arm", "task", "seeds", "draw"))
+        if told != (one.run.name, one.run.role, one.run.arm, one.run.task, one.run.seeds, one.run.draw):
+            raise InputError(
+                f"{where} holds the report of another run ({report.run}: {report.arm} on {report.task}, "
+                f"{report.seeds}); move it away, and this run is made again"
+            )
         for key, was, now in (
             ("plan", report.plan.hash, one.plan.hash),
             ("levers", report.levers, one.run.levers),
@@ -360,7 +370,13 @@ def _portable(study: FineTuning) -> None:
         InputError: a component that was registered in a script or a notebook's cell.
     """
     for kind, key in plans.components(study):
-        if type(registry.make(kind, key)).__module__ == "__main__":
+        component = registry.make(kind, key)
+        try:
+            pickle.dumps(component)
+            known = type(component).__module__ != "__main__"
+        except Exception:
+            known = False
+        if not known:
             raise InputError(
                 f"{kind} {key!r} was registered in this script or notebook, which worker processes do not see: put it "
                 "into a module with an entry point, or use workers=1"

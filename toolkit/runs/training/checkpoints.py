@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
 from toolkit.errors import InputError, RunError
@@ -95,15 +95,18 @@ def latest(folder: Path, identity: dict[str, Any]) -> tuple[Path, dict[str, Any]
     for path in reversed(found(folder)):
         try:
             state = json.loads((path / STATE).read_text(encoding="utf-8"))
-            whole = all((path / name).stat().st_size == size for name, size in state["files"].items())
-        except (OSError, ValueError, KeyError, AttributeError):
-            continue
-        if not whole:
+            before, _, _ = state["identity"].get, state["position"].get, state["step"] + 1
+            if any((path / name).stat().st_size != size for name, size in state["files"].items()):
+                continue
+            for name in (ADAPTERS, OPTIMIZER):
+                with safe_open(path / name, "pt"):
+                    pass
+        except (OSError, ValueError, KeyError, AttributeError, TypeError, SafetensorError):
             continue
         for key, value in json.loads(json.dumps(identity)).items():
-            if state["identity"].get(key) != value:
+            if before(key) != value:
                 raise InputError(
-                    f"{path} is of a run with other {key} ({_short(state['identity'].get(key), value)}); "
+                    f"{path} is of a run with other {key} ({_short(before(key), value)}); "
                     "remove its folder to start anew, or give the run another one"
                 )
         return path, state

@@ -68,12 +68,17 @@ class Curve:
         return [row[1] for row in self.rows]
 
 
+def reaches(folder: Path, step: int) -> bool:
+    """Whether the folder's curve holds every step up to this one."""
+    return [row[0] for row in _read(folder / CURVE)[:step]] == list(range(1, step + 1))
+
+
 def _read(path: Path) -> list[list[Any]]:
     """The whole lines of a curve; the last may be torn."""
     if not path.is_file():
         return []
     rows: list[list[Any]] = []
-    for line in path.read_text(encoding="utf-8").splitlines()[1:]:
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines()[1:]:
         try:
             step, loss, rate, norm, tokens, seconds = line.split(",")
             rows.append([int(step), float(loss), float(rate), float(norm), int(tokens), float(seconds)])

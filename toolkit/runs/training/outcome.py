@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from toolkit.errors import RunError
 from toolkit.records.trained import Course, Flag
 from toolkit.runs.progress import Progress
 from toolkit.runs.provenance import out_of_memory
 from toolkit.runs.training import checkpoints
-from toolkit.runs.training.course import Clock, Curve, course
+from toolkit.runs.training.course import Clock, Curve, course, reaches
 from toolkit.runs.training.deterministic import deterministic
 from toolkit.runs.training.fair_trainer import trainer
 from toolkit.runs.training.health import Unhealthy, flags_of
@@ -95,16 +96,21 @@ def train(
         RunError: a checkpoint or the curve cannot be written.
     """
     folder = Path(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"cannot make the run's folder {folder}: {error.strerror or error}") from error
     with deterministic(levers.deterministic):
         made = trainer(model, data, levers, seeds, folder=folder, pad=pad, report_to=report_to, name=name)
         first = made.args.process_index == 0
         pacer = None if pacing is None else Pacer(pacing, str(made.args.device))
         resumed = checkpoints.latest(folder, made.identity)
+        if resumed and not reaches(folder, resumed[1]["step"]):
+            resumed = None  # its first steps are not known any more: they are done again
         path, saved = resumed if resumed else (None, None)
         position = saved["position"] if saved else {}
         step = saved["step"] if saved else 0
         clock = Clock(position.get("seconds", 0.0), position.get("paused", 0.0))
-        folder.mkdir(parents=True, exist_ok=True)
         curve = Curve(folder, step=step, written=first)
         shown = progress and first
         with Progress(len(made.plan.steps), done=step, shown=shown) as bar, made.ready():

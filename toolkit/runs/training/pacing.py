@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -37,8 +38,14 @@ class Pacing:
     def __post_init__(self) -> None:
         if self.window is not None:
             _hours(self.window)
-        if self.poll <= 0:
+        if not 0 < self.poll < math.inf:
             raise InputError(f"poll is {self.poll} s; a number above 0 is needed")
+        if self.stop_file is not None and Path(self.stop_file).is_dir():
+            raise InputError(f"stop_file {self.stop_file} is a folder, and a run would wait for ever: name a file")
+        for name in ("pause_above", "resume_below"):
+            value = getattr(self, name)
+            if value is not None and not math.isfinite(value):
+                raise InputError(f"{name} is {value}; a temperature in °C is asked for")
         if self.resume_below is not None:
             if self.pause_above is None:
                 raise InputError("resume_below without pause_above: say above which temperature the run waits")
