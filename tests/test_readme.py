@@ -1,5 +1,6 @@
 """The README tells the truth: its table is what the command prints, its tree exists, its selector works."""
 
+import json
 import re
 from pathlib import Path
 
@@ -42,6 +43,23 @@ def test_the_ten_line_selector_works():
     rows = [LayerProfile(name=f"l{i}", shape=shape, **wide) for i, shape in enumerate([(2, 3), (6, 1), (3, 2)])]
     profile = Profile(model="m", fingerprint="f", reference=Reference(dtype="float16", note=""), blocks=0, layers=rows)
     assert tk.select(cls(), profile, "layers=0.5").layers == ["l1", "l2"]
+
+
+def test_the_ten_line_task_works(tmp_path):
+    from toolkit.runs.tasks import read
+
+    code = next(block for block in re.findall(r"```python\n(.*?)```", README, re.S) if "tk.Task" in block)
+    assert len([line for line in code.splitlines() if line.strip()]) <= 10
+    scope: dict = {}
+    exec(code, scope)
+    rows = [{"text": "A joy.", "good": True}, {"text": "A mess.", "good": 0}]
+    (tmp_path / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    found = read(scope["Reviews"](), "test", source=str(tmp_path)).examples
+    assert {(e.prompt, e.target) for e in found} == {
+        ("A joy. The review is", " good"),
+        ("A mess. The review is", " bad"),
+    }
+    assert all(e.options[e.gold] == e.target for e in found)
 
 
 @pytest.mark.parametrize("text", re.findall(r"toolkit (\w+)", README.split("## From the shell")[1].split("```")[1]))

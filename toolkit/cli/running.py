@@ -64,7 +64,7 @@ def run(
 
     Example: toolkit run studies/ranking-control --small --out demo
 
-    Fine-tuning: toolkit run studies/demo-train --small --out demo-train --workers 2
+    Fine-tuning: toolkit run studies/demo-train --workers 2 --out demo-train
     """
     from toolkit.runs.studies import run as start
 

@@ -38,7 +38,7 @@ def time_(
     """Time a study's arms in one session: interleaved, in random order, whole cycles of one list of batches.
 
     One session says little about another day: make two or three, or four for an interval, on several allocations.
-    Example: toolkit time studies/demo-train --small --out demo
+    Example: toolkit time studies/demo-train --sessions 3 --out demo-train
     """
     if sessions > 1:
         given = {"model": model, "out": out, "device": device, "dtype": dtype, "seed": seed}
