@@ -94,6 +94,8 @@ def test_what_is_said_before_the_first_run(declared):
     study = declared(seeds=2)
     said = "\n".join(notes(study, expand(study)))
     assert "no A/A arm" in said and "2 seeds an arm: with fewer than four" in said
+    study = declared(seeds=1, repeats={"arm": "qlora"})
+    assert "one seed an arm: with fewer than four" in "\n".join(notes(study, expand(study)))
     study = declared(seeds=4, repeats={"arm": "qlora"})
     assert notes(study, expand(study)) == []
 

@@ -167,7 +167,8 @@ def notes(study: FineTuning, runs: list[Run]) -> list[str]:
     elif study.repeats.count < 4:
         said.append(f"the A/A arm has {study.repeats.count} runs: with fewer than four its spread is not known")
     if len(study.runs_of_an_arm) < 4:
-        said.append(f"{len(study.runs_of_an_arm)} seeds an arm: with fewer than four the spread is not known")
+        seeds = f"{count} seeds" if (count := len(study.runs_of_an_arm)) > 1 else "one seed"
+        said.append(f"{seeds} an arm: with fewer than four the spread is not known")
     if study.seeds_shared is not None:
         said.append(study.seeds_shared)
     return list(dict.fromkeys(said))
