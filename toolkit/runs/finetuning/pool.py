@@ -173,7 +173,10 @@ class Pool:
         if not worker.ready:
             self._early += 1
             if self._early >= ATTEMPTS:
-                raise RunError(f"a worker process ended {how} before its first run; try with fewer workers")
+                raise RunError(
+                    f"a worker process ended {how} before its first run; try with fewer workers, and in a script start "
+                    "the study under `if __name__ == '__main__':`, as worker processes read the script too"
+                )
         job = worker.job
         if job is not None:
             name = job.planned.run.name

@@ -67,6 +67,19 @@ def train(
     from toolkit.runs.models import choose_device, compute_dtype
     from toolkit.weights.profiling import profile
 
+    for name, value, kinds in (
+        ("plan", plan, (Plan,)),
+        ("task", task, (str, Use)),
+        ("levers", levers, (Levers, type(None))),
+        ("seeds", seeds, (Seeds, int)),
+        ("model", model, (str, os.PathLike)),
+    ):
+        if not isinstance(value, kinds):
+            raise InputError(
+                f"{name}: {value!r:.60} is a {type(value).__name__}, and a {kinds[0].__name__} is asked for"
+            )
+    if isinstance(seeds, int) and not 0 <= seeds < 2**32:
+        raise InputError(f"seeds: {seeds}; a number from 0 to {2**32 - 1} is asked for")
     levers, folder = levers or Levers(), Path(out)
     checked(plan)
     levers = _of_plan(plan, levers)
