@@ -12,6 +12,9 @@ from toolkit.records.levers import Levers
 from toolkit.records.plan import Plan
 from toolkit.records.report import Provenance
 
+TIMING = "timing"
+"""Folder of the sessions in a study's results, one file each."""
+
 
 class Sample(Record):
     """One arm in one round: whole cycles of the list of batches until the duration was reached.

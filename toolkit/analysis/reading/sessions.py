@@ -10,9 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from toolkit.analysis.reading.reports import same
-from toolkit.analysis.reading.trained import TIMING
 from toolkit.errors import InputError
-from toolkit.records.session import Sample, Session, Timed
+from toolkit.records.session import TIMING, Sample, Session, Timed
 
 
 def read_sessions(folder: Path, study: str) -> list[Session]:

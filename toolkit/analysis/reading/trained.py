@@ -14,11 +14,9 @@ from toolkit.errors import InputError
 from toolkit.records.finetuning import Composition, FineTuning
 from toolkit.records.levers import Seeds
 from toolkit.records.report import REPORT
+from toolkit.records.session import TIMING
 from toolkit.records.study import STUDY_COPY
 from toolkit.records.trained import RUNS
-
-TIMING = "timing"
-"""Folder of the timing sessions, one file each."""
 
 
 class Key(NamedTuple):

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from toolkit.errors import InputError
-from toolkit.records.declared import kind_of
+from toolkit.records.declared import KINDS, kind_of
 from toolkit.records.finetuning import FineTuning
-from toolkit.records.session import Session
+from toolkit.records.session import TIMING, Session
 
 if TYPE_CHECKING:
     import torch
@@ -20,11 +20,6 @@ if TYPE_CHECKING:
     from toolkit.records.plan import Plan
     from toolkit.registry import Registry
     from toolkit.runs.finetuning.asking import Asked
-
-KIND = "fine-tuning"
-
-TIMING = "timing"
-"""Folder of the sessions in a study's results."""
 
 ALLOCATOR = "expandable_segments:True"
 """PyTorch's allocator grows its blocks in place, for every arm alike, as in the paper (AQLoRA §4)."""
@@ -70,8 +65,8 @@ def time(
 
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise InputError("a timing session is one process on one device: start it without torchrun")
-    if not isinstance(study, FineTuning) and (kind := kind_of(study)) != KIND:
-        raise InputError(f"{study} is a study of kind {kind}, and sessions time the arms of one of kind {KIND}")
+    if not isinstance(study, FineTuning) and (kind := kind_of(study)) != KINDS[1]:
+        raise InputError(f"{study} is a study of kind {kind}, and sessions time the arms of one of kind {KINDS[1]}")
     what = asked(study, model=model, data=data, out=out, small=small)
     names = timed_arms(what.study, arms)
     target = choose_device(device)
