@@ -113,6 +113,17 @@ def test_what_was_not_foreseen_is_one_line_and_a_traceback_on_request(capsys, pr
         main([*map(str, given), "--debug"])
 
 
+def test_an_interrupt_says_that_nothing_is_lost(capsys, profile, monkeypatch):
+    def interrupted(*arguments, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("toolkit.selection.select.select", interrupted)
+    assert main(["select", "all", "--profile", str(profile)]) == 130
+    assert capsys.readouterr().err.startswith(
+        "interrupted; what was finished or saved is kept, the same command goes on"
+    )
+
+
 def test_a_selector_that_raises_is_named(profile):
     class Raising(tk.RankingSelector):
         """Fails."""

@@ -16,6 +16,14 @@ from toolkit.errors import ToolkitError
 __all__ = ["app", "main"]
 
 
+INTERRUPTED = 130
+
+
+def _interrupted() -> int:
+    print("interrupted; what was finished or saved is kept, the same command goes on from there", file=sys.stderr)
+    return INTERRUPTED
+
+
 def main(arguments: list[str] | None = None) -> int:
     """The shell's entry point; returns the exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
@@ -34,10 +42,11 @@ def main(arguments: list[str] | None = None) -> int:
     except SystemExit as end:  # typer's own: help, usage errors
         if type(sys.stdout).__name__ == "PacifyFlushWrapper":  # its mark of a reader that went away, as `head` does
             return 0
+        if end.code == INTERRUPTED:  # typer's word for a KeyboardInterrupt, of which it says nothing
+            return _interrupted()
         return end.code if isinstance(end.code, int) else 1
     except KeyboardInterrupt:
-        print("interrupted; finished runs are kept, the same command goes on from there", file=sys.stderr)
-        return 130
+        return _interrupted()
     except BrokenPipeError:  # noticed only in the flush above
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left to write goes nowhere
         return 0
