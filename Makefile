@@ -30,10 +30,10 @@ demo-train: $(VENV)/.installed
 	$(BIN)/toolkit figure $(TRAIN) -o $(TRAIN)/figure.png
 
 test: $(VENV)/.installed-test
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 test-fast: $(VENV)/.installed-test
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile -m "not slow"
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .

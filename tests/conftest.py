@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # small tensors: more threads only wait for each other, here and in
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the processes that tests start
 
 import pytest
 import torch
