@@ -24,7 +24,6 @@ import os
 import statistics
 import sys
 import tempfile
-import time
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -33,6 +32,7 @@ from typing import Any
 os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
 
 import torch
+from loops import RATE, Loop, to_nf4
 from torch import nn
 
 from toolkit.analysis.statistics.timing import floor, margin, paired_ratio, speed
@@ -43,7 +43,7 @@ from toolkit.runs.models import choose_device
 from toolkit.runs.provenance import device_name
 from toolkit.runs.tasks.encoding import Encoded
 from toolkit.runs.timing import machine
-from toolkit.runs.timing.cycling import Ran, driver, synchronize
+from toolkit.runs.timing.cycling import driver
 from toolkit.runs.timing.order import Entry, rounds
 from toolkit.runs.timing.profiling import shares
 
@@ -65,7 +65,7 @@ SMALL = {
     "vocab_size": 256,
 }
 PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-RANK, ALPHA, RATE = 8, 16, 3e-4
+RANK, ALPHA = 8, 16
 ALLOWED = 0.05
 """Ours may be slower than the loop by this, or by the floor where that is larger."""
 
@@ -82,62 +82,6 @@ class Shape:
     length: int
     target: int
     batches: int
-
-
-class Loop:
-    """A training loop as one writes it by hand, over the list again and again; timed as our Trainer is."""
-
-    def __init__(
-        self,
-        model: nn.Module,
-        batches: Sequence[torch.Tensor],
-        target: int,
-        device: torch.device,
-        autocast: bool,
-    ) -> None:
-        self._model, self._batches, self._device, self._autocast = model.train(), batches, device, autocast
-        self._target = target
-        trained = [p for p in model.parameters() if p.requires_grad]
-        self._optimizer = torch.optim.AdamW(trained, lr=RATE, fused=True)
-        self.steps = len(batches)
-
-    def _step(self, batch: torch.Tensor) -> None:
-        ids, last = batch.to(self._device, non_blocking=True), self._target
-        with torch.autocast(self._device.type, torch.bfloat16, enabled=self._autocast):
-            logits = self._model(input_ids=ids, use_cache=False, logits_to_keep=last + 1).logits[:, :-1]
-        loss = nn.functional.cross_entropy(logits.float().flatten(0, 1), ids[:, -last:].flatten())
-        loss.backward()
-        self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
-
-    def run(
-        self,
-        *,
-        lead: int | None = None,
-        seconds: float = 0.0,
-        cycles: int = 1,
-        begin: Callable[[], Any] | None = None,
-        end: Callable[[], Any] | None = None,
-    ) -> Ran:
-        """As `toolkit.runs.timing.cycling.Driver.run`."""
-        for at in range(self.steps if lead is None else lead):
-            self._step(self._batches[at % self.steps])
-        if begin is not None:
-            begin()
-        synchronize(self._device)
-        started, done = time.perf_counter(), 0
-        while done < cycles or time.perf_counter() - started < seconds:
-            for batch in self._batches:
-                self._step(batch)
-            done += 1
-        synchronize(self._device)
-        ran = Ran(time.perf_counter() - started, done)
-        if end is not None:
-            end()
-        return ran
-
-    def close(self) -> None:
-        """Nothing to undo."""
 
 
 class Session:
@@ -172,7 +116,7 @@ class Session:
 
         model = self.dense()
         if nf4:
-            _to_nf4(model, self.device)
+            to_nf4(model, self.device)
         config = LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules=PROJECTIONS, lora_dropout=0.0)
         model = get_peft_model(model, config, autocast_adapter_dtype=autocast)
         return Loop(torch.compile(model) if compiled else model, self.batches, self.shape.target, self.device, autocast)
@@ -194,23 +138,6 @@ class Session:
             graphs=graphs,
         )
         return driver(model, rows, levers, Seeds.all(0), self.folder, 0)
-
-
-def _to_nf4(model: nn.Module, device: torch.device) -> None:
-    """bitsandbytes' layers in place of all projections, as its documentation does it."""
-    import bitsandbytes as bnb
-
-    for name, module in list(model.named_modules()):
-        if not isinstance(module, nn.Linear) or name.endswith("lm_head"):
-            continue
-        layer = bnb.nn.Linear4bit(
-            module.in_features, module.out_features, bias=False, compute_dtype=torch.bfloat16, quant_type="nf4"
-        )
-        weight = module.weight.detach().to("cpu")
-        layer.weight = bnb.nn.Params4bit(weight, requires_grad=False, quant_type="nf4", compress_statistics=True)
-        parent, _, child = name.rpartition(".")
-        setattr(model.get_submodule(parent), child, layer.to(device))
-    model.is_loaded_in_4bit = True
 
 
 def variants(session: Session, compiled: bool) -> dict[str, Callable[[], Any]]:
