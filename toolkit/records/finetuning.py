@@ -318,6 +318,19 @@ class FineTuning(File):
                 return arm
         raise InputError(f"the study has no arm {name!r}; {closest(name, [a.name for a in self.arms])}")
 
+    def draws_of(self, arm: str) -> int | None:
+        """How many draws an arm's declared grid has, its own or that of the arm it is matched to; None without one."""
+        composed = self.arm(arm)
+        for use in ("protect", "adapt"):
+            choice: Choice | None = getattr(composed, use)
+            if choice is None:
+                continue
+            liked: Choice | None = getattr(self.arm(choice.like), use) if choice.like is not None else None
+            found = choice.draws or (liked.draws if liked is not None else None)
+            if found is not None:
+                return found
+        return None
+
     def levers_of(self, task: str, arm: str | None = None, **chosen: Any) -> Levers:
         """The levers of one task and arm: the study's, the task's over them, then the arm's, then `chosen`."""
         given = self.levers.model_dump() | self.tasks[task].levers

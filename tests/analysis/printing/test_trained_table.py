@@ -203,6 +203,16 @@ def test_a_new_draw_for_each_seed_is_said(made):
     assert "A new random draw for each seed: matched" in text and "this draw only" not in text
 
 
+def test_one_draw_of_a_budget_alone_holds_for_that_draw_only_too(made, trained):
+    """A random arm that is matched to no other draws as well."""
+    counted = {"selector": "random-count", "budget": "layers=0.2", "draw": "once"}
+    builder = made(seeds=4, arms=[*trained.ARMS[:2], {"name": "counted", "protect": counted}]).write()
+    data, text = summary(builder.folder), table(builder.folder)
+    assert arm(data, "counted")["labels"] == ["this draw only"] and arm(data, "aqlora-q")["labels"] == []
+    assert of(data, "counted", "qlora")["this_draw_only"] and not of(data, "aqlora-q", "qlora")["this_draw_only"]
+    assert "This draw only: counted use one random draw for all seeds" in text
+
+
 def test_a_grid_has_draw_as_a_random_effect(made, trained):
     """3 draws × 4 seeds; the draws' part dominates, so that p over draws is the larger one."""
     matched = {"name": "matched", "protect": {**trained.ARMS[2]["protect"], "draws": 3}}

@@ -4,7 +4,7 @@ import pytest
 
 from toolkit.errors import InputError
 from toolkit.records.levers import Seeds
-from toolkit.runs.finetuning.plans import calibration_rows, check, components, draws_of, plan, quantizers
+from toolkit.runs.finetuning.plans import calibration_rows, check, components, plan, quantizers
 
 TOP = {"name": "top", "protect": {"selector": "top-error", "budget": "layers=0.2"}}
 
@@ -83,7 +83,7 @@ def test_once_is_the_draw_of_seed_0_for_all(declared, profile):
 
 def test_a_grid_has_distinct_draws_that_no_seed_changes(declared, profile):
     study = declared(**arms(drawn(draws=3)))
-    assert draws_of(study, "drawn") == 3 and draws_of(study, "top") is None
+    assert study.draws_of("drawn") == 3 and study.draws_of("top") is None
     grid = [tuple(protected(study, profile, "drawn", Seeds.all(4), draw)) for draw in range(3)]
     assert len(set(grid)) == 3
     assert grid == [tuple(protected(study, profile, "drawn", Seeds.all(9), draw)) for draw in range(3)]

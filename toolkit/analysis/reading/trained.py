@@ -113,23 +113,12 @@ def first_seeds(study: FineTuning) -> Seeds:
     return study.runs_of_an_arm[0]
 
 
-def draws_of(study: FineTuning, arm: str) -> int | None:
-    """The draws of an arm's declared grid, its own or that of the arm it is matched to; None where there is none."""
-    composed = study.arm(arm)
-    for use in ("protect", "adapt"):
-        choice = getattr(composed, use)
-        if choice is None:
-            continue
-        liked = getattr(study.arm(choice.like), use) if choice.like is not None else None
-        found = choice.draws or (liked.draws if liked is not None else None)
-        if found is not None:
-            return int(found)
-    return None
-
-
 def once(arm: Composition) -> bool:
-    """Whether one random draw serves all seeds of a matched arm, so that its results hold for that draw only."""
-    return any(c is not None and c.like is not None and c.draw == "once" for c in (arm.protect, arm.adapt))
+    """Whether one random draw serves all seeds of an arm, so that its results hold for that draw only.
+
+    A study that asks it of a selector that is not random does not run.
+    """
+    return any(choice is not None and choice.draw == "once" for choice in (arm.protect, arm.adapt))
 
 
 def declared_runs(study: FineTuning) -> list[Key]:
@@ -137,7 +126,7 @@ def declared_runs(study: FineTuning) -> list[Key]:
     found = []
     for task in study.tasks:
         for arm in study.arms:
-            draws = draws_of(study, arm.name)
+            draws = study.draws_of(arm.name)
             for draw in [None] if draws is None else range(draws):
                 found += [Key("arm", task, arm.name, seeds, draw) for seeds in study.runs_of_an_arm]
         if study.repeats is not None:
@@ -164,7 +153,7 @@ def declared_runs(study: FineTuning) -> list[Key]:
 
 def _first_draw(study: FineTuning, arm: str) -> int | None:
     """The draw of a single run of an arm that has a grid."""
-    return None if draws_of(study, arm) is None else 0
+    return None if study.draws_of(arm) is None else 0
 
 
 def locate(study: str | os.PathLike[str]) -> Path:

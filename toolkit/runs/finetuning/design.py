@@ -15,7 +15,7 @@ from toolkit.errors import InputError
 from toolkit.records.finetuning import FineTuning
 from toolkit.records.levers import Levers, Seeds
 from toolkit.registry import registry
-from toolkit.runs.finetuning.plans import choices, draws_of
+from toolkit.runs.finetuning.plans import choices
 
 Role = Literal["arm", "repeat", "tune", "untrained"]
 
@@ -64,7 +64,7 @@ def expand(study: FineTuning) -> list[Run]:
         InputError: two runs would share a folder, a folder's name would be too long, or there are too many.
     """
     each = len(study.runs_of_an_arm) + (len(study.tune.values) if study.tune is not None else 0)
-    count = len(study.tasks) * sum(each * (draws_of(study, arm.name) or 1) for arm in study.arms)
+    count = len(study.tasks) * sum(each * (study.draws_of(arm.name) or 1) for arm in study.arms)
     if count > MOST_RUNS:
         raise InputError(f"{count:,} runs (tasks × arms × seeds × draws) are declared; at most {MOST_RUNS:,}")
     runs = [_untrained(study, task) for task in study.tasks]
@@ -102,14 +102,14 @@ def _arms(study: FineTuning) -> list[Run]:
     for seeds in study.runs_of_an_arm:
         for task in study.tasks:
             for arm in study.arms:
-                count = draws_of(study, arm.name)
+                count = study.draws_of(arm.name)
                 grid: list[int | None] = [None] if count is None else list(range(count))
                 runs += [_run(study, task, arm.name, seeds, draw=draw) for draw in grid]
     return runs
 
 
 def _run(study: FineTuning, task: str, arm: str, seeds: Seeds, *, role: Role = "arm", draw: int | None = None) -> Run:
-    if draw is None and role != "arm" and draws_of(study, arm) is not None:
+    if draw is None and role != "arm" and study.draws_of(arm) is not None:
         draw = 0
     name = f"{task}--{arm}--{seeds}" + ("" if draw is None else f"--draw{draw}")
     return Run(name, role, arm, task, seeds, study.levers_of(task, arm), draw=draw, labels=_labels(study, arm))

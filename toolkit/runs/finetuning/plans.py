@@ -173,17 +173,6 @@ def calibration_rows(study: FineTuning) -> int | None:
     return None if first is None else first[2]
 
 
-def draws_of(study: FineTuning, arm: str) -> int | None:
-    """How many draws an arm's declared grid has, its own or that of the arm it is matched to; None without one."""
-    composed = study.arm(arm)
-    for use, choice in choices(composed):
-        liked = getattr(study.arm(choice.like), use) if choice.like is not None else None
-        found = choice.draws or (liked.draws if liked is not None else None)
-        if found is not None:
-            return found
-    return None
-
-
 def selectors(study: FineTuning) -> list[str]:
     """Keys of all selectors of the study, each once."""
     return list(dict.fromkeys(choice.selector for arm in study.arms for _, choice in choices(arm)))

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from toolkit.analysis.reading.trained import TrainedResults, draws_of, once
+from toolkit.analysis.reading.trained import TrainedResults, once
 from toolkit.analysis.reading.trained_file import ALL, Layers, TrainedRun
 
 ONCE = "this draw only"
@@ -71,7 +71,7 @@ def _entry(results: TrainedResults, runs: list[TrainedRun], group: str, own: boo
         "own": own,
         "runs": len(runs),
         "seeds": [str(run.seeds) for run in runs],
-        "draws": draws_of(results.study, arm.name),
+        "draws": results.study.draws_of(arm.name),
         "rows": scores[0].rows,
         "loss": spread([s.loss for s in scores]) if _measured(scores) else None,
         "metric": scores[0].metric,

@@ -11,7 +11,7 @@ import numpy as np
 
 from toolkit.analysis.printing.trained.arms import ONCE
 from toolkit.analysis.reading.outcomes import Reader, Scored
-from toolkit.analysis.reading.trained import TrainedResults, draws_of, once
+from toolkit.analysis.reading.trained import TrainedResults, once
 from toolkit.analysis.reading.trained_file import ALL
 from toolkit.analysis.statistics.runs import UNKNOWN, Contrast, Runs
 
@@ -123,7 +123,7 @@ def _table(scored: Scored, outcome: str, results: TrainedResults, arm: str) -> R
     if values is None:
         return None
     keys = [str(run.seeds) for run in scored.runs]
-    if draws_of(results.study, arm) is not None:
+    if results.study.draws_of(arm) is not None:
         names = list(dict.fromkeys(keys))
         values = np.stack([values[[k == name for k in keys]].mean(axis=0) for name in names])
         keys = names
@@ -142,7 +142,7 @@ def _on_task(
     entry = _compared(results, tables[0], tables[1], pair, task, outcome, own)
     if outcome == "score":
         entry["flips"] = _flips(tables[0], tables[1])
-    if any(draws_of(results.study, arm) for arm in (first, second)):
+    if any(results.study.draws_of(arm) for arm in (first, second)):
         over = entry["random_draws"] = _random_draws(results, reader, task, (first, second), outcome, own)
         if over is None:
             entry["notes"].append("of these draws: too few draws, or both arms have some, for draw as a random effect")
@@ -252,7 +252,7 @@ def _random_draws(
     """The contrast with draw as a random effect, where one of the arms has a draws × seeds grid that can tell."""
     from toolkit.analysis.statistics.draws import grid
 
-    grids = [draws_of(results.study, arm) is not None for arm in arms]
+    grids = [results.study.draws_of(arm) is not None for arm in arms]
     if grids == [True, True]:
         return None
     drawn, other = (arms[0], arms[1]) if grids[0] else (arms[1], arms[0])

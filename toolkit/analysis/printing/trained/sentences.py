@@ -9,7 +9,7 @@ from toolkit.analysis.printing.trained import timing_sentences
 from toolkit.analysis.printing.trained.arms import computed, doubtful
 from toolkit.analysis.printing.trained.cells import interval, number, percent, signed
 from toolkit.analysis.printing.trained.contrasts import AVERAGE, UNFLAGGED, UNITS
-from toolkit.analysis.reading.trained import TrainedResults, draws_of, once
+from toolkit.analysis.reading.trained import TrainedResults, once
 
 LEFT = {
     "unusable": "could not be used",
@@ -94,7 +94,7 @@ def notes(results: TrainedResults, data: dict[str, Any]) -> list[str]:
     single = [arm.name for arm in study.arms if once(arm)]
     if single:
         said.append(f"This draw only: {', '.join(single)} use one random draw for all seeds; other draws may differ.")
-    drawn = [a.name for a in study.arms if _random(a) and not once(a) and draws_of(study, a.name) is None]
+    drawn = [a.name for a in study.arms if _random(a) and not once(a) and study.draws_of(a.name) is None]
     if drawn and data["arms"]:
         said.append(
             f"A new random draw for each seed: {', '.join(drawn)}; the spread there is that of draws and seeds "
