@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -147,6 +148,20 @@ class Contrasts(Record):
         if self.margin is not None and not (self.margin_reason or "").strip():
             raise InputError(f"margin {self.margin} has no margin_reason: say why a smaller gap does not matter")
         return self
+
+    def best(self, trials: Mapping[float, tuple[float, float | None]]) -> float:
+        """The value of the tuned lever whose trial is best: value → loss and score of the trial.
+
+        Best is the lowest loss, or the highest score where that is the outcome; of equal scores the one of lower
+        loss, then the smaller value. A loss that was not measured is no lower than any other.
+        """
+
+        def cost(value: float) -> tuple[float, float, float]:
+            loss, score = trials[value]
+            loss = loss if math.isfinite(loss) else math.inf
+            return (-score if self.outcome == "score" and score is not None else loss, loss, value)
+
+        return min(trials, key=cost)
 
 
 class Timing(Record):

@@ -300,8 +300,28 @@ def test_shared_and_own_values_stand_side_by_side(whole):
     assert "loss, shared" in table(whole.folder) and "edge of the grid" in table(whole.folder)
 
 
+def test_an_arm_at_the_shared_value_stands_with_its_shared_runs(made):
+    builder = made(tasks=("sums",), seeds=4, tune={"values": [1e-4, 3e-4]}).write()
+    for name, losses in {"qlora": (2.0, 1.0), "aqlora-q": (1.0, 2.0), "matched": (2.0, 1.0)}.items():
+        for value, loss in zip((1e-4, 3e-4), losses, strict=True):
+            builder.run("sums", name, Seeds.all(10**6), role="tune", value=value, loss=np.full(60, loss))
+    for seed in range(4):
+        builder.run("sums", "aqlora-q", seed, value=1e-4, own=True)
+    data, text = summary(builder.folder), table(builder.folder)
+    assert {e["arm"]: e["own_is_shared"] for e in data["tune"]["arms"]} == {
+        "qlora": True, "aqlora-q": False, "matched": True
+    }  # fmt: skip
+    assert arm(data, "qlora", own=True)["value"] == 3e-4 and arm(data, "aqlora-q", own=True)["value"] == 1e-4
+    for name in ("qlora", "matched"):
+        assert arm(data, name, own=True)["loss"] == arm(data, name)["loss"]
+    own, shared = of(data, "aqlora-q", "qlora", own=True), of(data, "aqlora-q", "qlora")
+    assert own["means"][1] == shared["means"][1] and own["means"][0] != shared["means"][0]
+    assert "where the chosen value is the shared one, the shared runs are the arm's own" in text
+    assert "the shared runs stand as the arm's own too: qlora on sums; matched on sums" in text
+    assert "Missing runs" not in text
+
+
 def test_the_trials_choose_by_the_declared_outcome(made):
-    from toolkit.analysis.printing.trained.tuning import chosen
     from toolkit.analysis.reading.trained import read
 
     for outcome, expected in (("loss", 1e-4), ("score", 3e-4)):
@@ -311,7 +331,7 @@ def test_the_trials_choose_by_the_declared_outcome(made):
             builder.run(
                 "sums", "qlora", Seeds.all(10**6), role="tune", value=value, loss=np.full(60, loss), score=score
             )
-        assert chosen(read(builder.folder), "sums", "qlora") == expected
+        assert read(builder.folder).chosen("sums", "qlora") == expected
 
 
 def test_chance_constant_predictions_and_averages_without_them(made):

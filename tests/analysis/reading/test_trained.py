@@ -78,11 +78,30 @@ def test_runs_come_in_the_studys_order_and_missing_ones_are_named(made):
 
 
 def test_own_runs_are_asked_for_once_the_trials_are_done(made):
-    builder = made(seeds=2, tune={"values": [1e-4, 3e-4]}).write()
+    builder = made(seeds=2, tune={"values": [1e-4, 1e-3]}).write()
     results = read(builder.folder)
     assert sum(key.own for key in results.missing) == 6
     builder.write_own(1e-4)
     assert not read(builder.folder).missing
+
+
+def test_an_arm_that_chose_the_shared_value_has_its_shared_runs_as_its_own(made):
+    """Shared is 3e-4; qlora's trials choose it, aqlora-q's do not, and matched's are not done."""
+    builder = made(seeds=2, tune={"values": [1e-4, 3e-4]}).write()
+    for arm, losses in {"qlora": (2.0, 1.0), "aqlora-q": (1.0, 2.0), "matched": (2.0, 1.0)}.items():
+        for value, loss in zip((1e-4, 3e-4), losses, strict=True):
+            path = builder.run("sums", arm, Seeds.all(10**6), role="tune", value=value, loss=np.full(60, loss))
+            if arm == "matched" and value == 1e-4:
+                path.unlink()
+    results = read(builder.folder)
+    chosen = {arm: results.chosen("sums", arm) for arm in ("qlora", "aqlora-q", "matched")}
+    assert chosen == {"qlora": 3e-4, "aqlora-q": 1e-4, "matched": 3e-4}
+    assert results.shares("sums", "qlora") and results.of("sums", "qlora", own=True) == results.of("sums", "qlora")
+    assert len(results.of("sums", "qlora")) == 2
+    for arm in ("aqlora-q", "matched"):
+        assert not results.shares("sums", arm) and results.of("sums", arm, own=True) == []
+    assert [key.arm for key in results.missing if key.own] == ["aqlora-q"] * 2
+    assert [key.arm for key in results.missing if key.role == "tune"] == ["matched"]
 
 
 def test_an_unfinished_run_counts_nowhere_but_is_kept(made):

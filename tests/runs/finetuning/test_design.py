@@ -78,6 +78,15 @@ def test_trials_are_every_arms_and_own_runs_follow_their_choice(declared):
     assert all(r.own and r.value == r.levers.learning_rate == 0.1 and "at the edge" in r.labels for r in runs)
 
 
+def test_an_arm_that_chose_the_shared_value_has_no_own_runs(declared):
+    tasks = TWO | {"more": TWO["more"] | {"levers": {"learning_rate": 0.1}}}
+    study = declared(tasks=tasks, tune={"values": [0.01, 0.1], "rows": 8})
+    runs = own(study, {(task, arm): 0.1 for task in tasks for arm in ("qlora", "top")}, {})
+    assert {(run.task, run.arm) for run in runs} == {("sums", "qlora"), ("sums", "top")}  # 0.1 is shared on `more`
+    study = declared(tune={"lever": "rank", "values": [2, 4], "rows": 8})
+    assert {run.levers.rank for run in own(study, {("sums", "qlora"): 2.0, ("sums", "top"): 4.0}, {})} == {4}
+
+
 def test_one_draw_for_all_seeds_is_labelled(declared):
     once = {"selector": "random-count", "budget": "layers=0.2", "draw": "once"}
     runs = expand(declared(arms=[{"name": "qlora"}, {"name": "once", "protect": once}]))

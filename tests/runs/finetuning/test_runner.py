@@ -315,28 +315,6 @@ def test_a_stopped_study_goes_on(study, whole, told, tmp_path, capsys):
     assert told(results) == told(whole)
 
 
-def test_trials_choose_each_arms_own_value(study, told):
-    arms = [{"name": "qlora"}, {"name": "top", "protect": {"selector": "top-error", "budget": "layers=0.2"}}]
-    tune = {"values": [1e-5, 0.01], "rows": 8}
-    results = run(study(arms=arms, seeds=1, tune=tune))
-    found = reports(results)
-    for arm in ("qlora", "top"):
-        trials = [found[f"sums--{arm}--tune-learning_rate-{value}"] for value in ("1e-05", "0.01")]
-        best = min(trials, key=lambda trial: trial.scores[""].loss)
-        own = found[f"sums--{arm}--seed0--own"]
-        assert own.own and own.value == best.value == own.levers.learning_rate == 0.01
-        assert any("edge of the grid" in label for label in own.labels)
-        assert {trial.test.sha256 for trial in trials} != {own.test.sha256}
-        assert own.test.sha256 == found[f"sums--{arm}--seed0"].test.sha256
-        assert {trial.train.sha256 for trial in trials} == {own.train.sha256}
-        assert trials[0].test.rows == 8 and own.test.rows == 16
-        # the shared run had the same value and seeds: the own run is the same computation
-        assert own.scores == found[f"sums--{arm}--seed0"].scores
-    before = told(results)
-    run(results.parent)
-    assert told(results) == before
-
-
 def test_reports_carry_the_lock(study, capsys):
     folder = study(seeds=1)
     sealed = Lock.load(studies.lock(folder))

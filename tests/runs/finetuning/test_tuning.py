@@ -1,5 +1,6 @@
 """The choice of each arm's own value."""
 
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -37,3 +38,5 @@ def test_by_score_where_the_score_is_the_outcome_and_by_loss_between_equal_ones(
     study = declared(tune={"values": [0.001, 0.01, 0.1]}, analysis={"baseline": "qlora", "outcome": "score"})
     trials = [trial(0.001, 1, 0.5), trial(0.01, 3, 0.75), trial(0.1, 2, 0.75)]
     assert choose(study, trials)[0] == {("sums", "top"): 0.1}
+    unmeasured = [trial(0.1, math.nan, 0.75), trial(0.01, math.nan, 0.75), trial(0.001, math.nan, 0.5)]
+    assert choose(study, unmeasured)[0] == choose(study, unmeasured[::-1])[0] == {("sums", "top"): 0.01}

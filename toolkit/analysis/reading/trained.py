@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from toolkit.analysis.reading.kinds import places
 from toolkit.analysis.reading.reports import Mark, same
-from toolkit.analysis.reading.trained_file import TrainedRun, read_trained
+from toolkit.analysis.reading.trained_file import ALL, TrainedRun, read_trained
 from toolkit.errors import InputError
 from toolkit.records.finetuning import Composition, FineTuning
 from toolkit.records.levers import Seeds
@@ -85,9 +86,21 @@ class TrainedResults:
         return [task for task in self.study.tasks if any(k.task == task and r.finished for k, r in self.runs.items())]
 
     def of(self, task: str, arm: str, *, own: bool = False) -> list[TrainedRun]:
-        """Finished runs of an arm on a task, in the order of draws and seeds."""
+        """Finished runs of an arm on a task, in the order of draws and seeds; `own`, at its own value.
+
+        Where its own value is the shared one, its shared runs are its own: no others are made.
+        """
+        own = own and not self.shares(task, arm)
         found = [(k, r) for k, r in self.runs.items() if (k.role, k.task, k.arm, k.own) == ("arm", task, arm, own)]
         return [run for _, run in found if run.finished]
+
+    def chosen(self, task: str, arm: str) -> float | None:
+        """An arm's own value of the tuned lever; None where it has neither an own run nor a finished trial."""
+        return _chosen(self.study, self.runs, task, arm)
+
+    def shares(self, task: str, arm: str) -> bool:
+        """Whether an arm's own value of the tuned lever is the shared one, by all of its trials."""
+        return _shares(self.study, self.runs, task, arm)
 
     def repeats(self, task: str) -> list[TrainedRun]:
         """The finished runs of the A/A arm under one set of seeds, the arm's own run first."""
@@ -99,8 +112,7 @@ class TrainedResults:
 
     def trials(self, task: str, arm: str) -> list[TrainedRun]:
         """Finished trials of the tuned lever, by its value."""
-        found = [r for k, r in self.runs.items() if (k.role, k.task, k.arm) == ("tune", task, arm) and r.finished]
-        return sorted(found, key=lambda run: run.value or 0.0)
+        return _trials(self.runs, task, arm)
 
     @property
     def unfinished(self) -> list[TrainedRun]:
@@ -215,8 +227,8 @@ def read(study: str | os.PathLike[str]) -> TrainedResults:
             raise InputError(f"{runs[key].path} and {run.path} both tell of {key}; keep one of them")
         runs[key] = run
     asked = declared_runs(declaration)
-    if declaration.tune is not None:
-        asked += _own(declaration, runs, asked)
+    known = set(asked)
+    asked += _own(declaration, {key: run for key, run in runs.items() if key.own or key in known}, asked)
     known = set(asked)
     return TrainedResults(
         folder=folder,
@@ -228,19 +240,47 @@ def read(study: str | os.PathLike[str]) -> TrainedResults:
     )
 
 
-def _own(study: FineTuning, runs: dict[Key, TrainedRun], asked: list[Key]) -> list[Key]:
-    """The runs at each arm's own value: those that are there, and all of an arm whose trials are done."""
-    assert study.tune is not None
-    trials = [key for key in runs if key.role == "tune"]
-    done = {
-        (task, arm.name)
-        for task in study.tasks
-        for arm in study.arms
-        if sum((key.task, key.arm) == (task, arm.name) for key in trials) >= len(study.tune.values)
-        and any(runs[key].finished for key in trials if (key.task, key.arm) == (task, arm.name))
+def _own(study: FineTuning, runs: Mapping[Key, TrainedRun], asked: list[Key]) -> list[Key]:
+    """The runs at each arm's own value: those that are there, and all of an arm whose trials chose another value."""
+    if study.tune is None:
+        return []
+    pairs = [(task, arm.name) for task in study.tasks for arm in study.arms]
+    awaited = {
+        pair
+        for pair in pairs
+        if _tried(study, runs, *pair) and _trials(runs, *pair) and not _shares(study, runs, *pair)
     }
     found = [key._replace(own=True) for key in asked if key.role == "arm"]
-    return [key for key in found if key in runs or (key.task, key.arm) in done]
+    return [key for key in found if key in runs or (key.task, key.arm) in awaited]
+
+
+def _trials(runs: Mapping[Key, TrainedRun], task: str, arm: str) -> list[TrainedRun]:
+    """Finished trials of an arm, by the tuned lever's value."""
+    found = [run for key, run in runs.items() if (key.role, key.task, key.arm) == ("tune", task, arm) and run.finished]
+    return sorted(found, key=lambda run: run.value or 0.0)
+
+
+def _tried(study: FineTuning, runs: Mapping[Key, TrainedRun], task: str, arm: str) -> bool:
+    """Whether every trial of an arm left a report."""
+    tried = {key.value for key in runs if (key.role, key.task, key.arm) == ("tune", task, arm)}
+    return study.tune is not None and tried >= set(study.tune.values)
+
+
+def _chosen(study: FineTuning, runs: Mapping[Key, TrainedRun], task: str, arm: str) -> float | None:
+    """The value of an arm's own runs, else that of its best trial."""
+    own = [run for key, run in runs.items() if key.own and (key.task, key.arm) == (task, arm) and run.finished]
+    if own:
+        return own[0].value
+    trials = {run.value: run.scores[ALL] for run in _trials(runs, task, arm) if run.value is not None}
+    return study.analysis.best({v: (s.loss, s.score) for v, s in trials.items()}) if trials else None
+
+
+def _shares(study: FineTuning, runs: Mapping[Key, TrainedRun], task: str, arm: str) -> bool:
+    """Whether all trials are done and chose the shared value, so that no own run is made."""
+    if study.tune is None or not _tried(study, runs, task, arm):
+        return False
+    value = _chosen(study, runs, task, arm)
+    return value is not None and value == getattr(study.levers_of(task, arm), study.tune.lever)
 
 
 def _agree(runs: list[TrainedRun], study: FineTuning, folder: Path) -> None:

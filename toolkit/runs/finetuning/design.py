@@ -2,7 +2,7 @@
 
 Each run leaves a folder of its name. Runs go seed by seed, so that a study that was interrupted holds whole
 comparisons; the repeats come last. The runs at each arm's own value of the tuned lever are known when its trials are
-done, and follow then.
+done, and follow then, where it is not the shared value.
 """
 
 from __future__ import annotations
@@ -82,7 +82,10 @@ def expand(study: FineTuning) -> list[Run]:
 
 
 def own(study: FineTuning, chosen: Mapping[tuple[str, str], float], labels: Mapping[tuple[str, str], str]) -> list[Run]:
-    """The arms' runs at the value that their trials chose: (task, arm) → value; `labels` say what is doubtful of it."""
+    """The arms' runs at the value that their trials chose: (task, arm) → value; `labels` say what is doubtful of it.
+
+    An arm that chose the shared value has none: its shared runs are the very same computation.
+    """
     assert study.tune is not None
     runs = []
     for run in _arms(study):
@@ -90,6 +93,8 @@ def own(study: FineTuning, chosen: Mapping[tuple[str, str], float], labels: Mapp
         if key not in chosen:
             continue
         levers = study.levers_of(run.task, run.arm, **{study.tune.lever: chosen[key]})
+        if levers == run.levers:
+            continue
         said = (*run.labels, labels[key]) if key in labels else run.labels
         runs.append(
             dataclasses.replace(run, name=f"{run.name}--own", own=True, value=chosen[key], levers=levers, labels=said)

@@ -206,7 +206,7 @@ class _Runner:
         return self.folder
 
     def _own(self) -> None:
-        """The runs at each arm's own value of the tuned lever, now that its trials are done."""
+        """The runs at each arm's own value of the tuned lever, now that its trials are done; none at the shared one."""
         assert self.study.tune is not None
         self.together.wait()
         chosen, labels = tuning.choose(self.study, self._reports("tune"))
@@ -217,6 +217,9 @@ class _Runner:
             self.together.wait()
         if todo and self.together.first:
             say(f"trials are done; now {len(todo)} runs at each arm's own {self.study.tune.lever}")
+        apart = {(run.task, run.arm) for run in runs}
+        if self.together.first and (same := [f"{arm} on {task}" for task, arm in chosen if (task, arm) not in apart]):
+            say(f"own {self.study.tune.lever} is the shared one, so that the shared runs serve: {'; '.join(same)}")
         self._do(todo, len(planned))
 
     def _reports(self, role: str) -> list[Trained]:

@@ -14,25 +14,20 @@ Key = tuple[str, str]
 def choose(study: FineTuning, trials: Iterable[Trained]) -> tuple[dict[Key, float], dict[Key, str]]:
     """(task, arm) → the value of its best trial, and what is doubtful of it.
 
-    Best is the lowest loss of the held-out rows, or the highest score where the study's outcome is the score; of
-    equal scores the one of lower loss, then the smaller value. Trials that ended early are left out; an arm none of
-    whose trials ended well has no own value.
+    Best by the study's outcome (`Contrasts.best`). Trials that ended early are left out; an arm none of whose trials
+    ended well has no own value.
     """
     assert study.tune is not None
-    found: dict[Key, list[tuple[float, float, float]]] = {}
+    found: dict[Key, dict[float, tuple[float, float | None]]] = {}
     ended: dict[Key, int] = {}
     for trial in trials:
         key = (trial.task, trial.arm)
         if not trial.finished or "" not in trial.scores:
             ended[key] = ended.get(key, 0) + 1
             continue
-        scores = trial.scores[""]
-        first = scores.loss
-        if study.analysis.outcome == "score" and scores.score is not None:
-            first = -scores.score
         assert trial.value is not None
-        found.setdefault(key, []).append((first, scores.loss, trial.value))
-    chosen = {key: min(values)[2] for key, values in found.items()}
+        found.setdefault(key, {})[trial.value] = (trial.scores[""].loss, trial.scores[""].score)
+    chosen = {key: study.analysis.best(trials) for key, trials in found.items()}
     low, high = min(study.tune.values), max(study.tune.values)
     labels = {}
     for key, value in chosen.items():

@@ -89,7 +89,7 @@ def _entry(results: TrainedResults, runs: list[TrainedRun], group: str, own: boo
         "seconds": float(np.mean([run.course.seconds for run in runs])),
         "protect": _chosen(runs, "protect"),
         "adapt": _chosen(runs, "adapt"),
-        "value": first.value if own else None,
+        "value": results.chosen(first.task, first.arm) if own else None,
     }
 
 

@@ -101,20 +101,9 @@ def _verdict(entry: dict[str, Any], level: float) -> str:
 def _runs(results: TrainedResults, reader: Reader, task: str, arm: str, outcome: str, own: bool) -> Runs | None:
     """An arm's outcomes on a task; None where it has no finished run, or its rows have no score."""
     runs = results.of(task, arm, own=own)
-    if own and not runs:  # its own value is the shared one: those are its runs
-        runs = results.of(task, arm) if _shares(results, task, arm) else []
     if not runs:
         return None
     return _table(reader.scored(runs), outcome, results, arm)
-
-
-def _shares(results: TrainedResults, task: str, arm: str) -> bool:
-    """Whether an arm's own value of the tuned lever is the shared one."""
-    from toolkit.analysis.printing.trained.tuning import chosen
-
-    tune = results.study.tune
-    found = chosen(results, task, arm)
-    return tune is not None and found is not None and found == getattr(results.study.levers_of(task, arm), tune.lever)
 
 
 def _table(scored: Scored, outcome: str, results: TrainedResults, arm: str) -> Runs | None:

@@ -366,4 +366,6 @@ def _tune(data: dict[str, Any]) -> Grid:
         "scores), the value that they choose, and the scored rows at the shared and at the own value, mean ± sd "
         "over the runs"
     )
+    if any(entry["own_is_shared"] for entry in tune["arms"]):
+        title += "; where the chosen value is the shared one, the shared runs are the arm's own"
     return Grid(title, heading, rows)

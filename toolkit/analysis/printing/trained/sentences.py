@@ -133,6 +133,12 @@ def notes(results: TrainedResults, data: dict[str, Any]) -> list[str]:
                 f"The best {data['tune']['lever']} lies at the edge of the grid, and a wider one may do better: "
                 f"{_some(edges)}."
             )
+        same = [f"{e['arm']} on {e['task']}" for e in data["tune"]["arms"] if e["own_is_shared"]]
+        if same:
+            said.append(
+                f"The chosen {data['tune']['lever']} is the shared one, so that the shared runs stand as the arm's own "
+                f"too: {_some(same)}."
+            )
     return said
 
 

@@ -10,29 +10,6 @@ from toolkit.analysis.reading.trained import TrainedResults
 from toolkit.analysis.reading.trained_file import ALL, TrainedRun
 
 
-def chosen(results: TrainedResults, task: str, arm: str) -> float | None:
-    """The value whose trial is best: lowest loss, or highest score where that is the declared outcome.
-
-    Of equal scores the one of lower loss, then the smaller value. None where the arm has neither an own run nor a
-    finished trial.
-    """
-    own = results.of(task, arm, own=True)
-    if own:
-        return own[0].value
-    trials = results.trials(task, arm)
-    if not trials or results.study.tune is None:
-        return None
-    return min(trials, key=lambda run: (*_cost(results, run), run.value or 0.0)).value
-
-
-def _cost(results: TrainedResults, run: TrainedRun) -> tuple[float, float]:
-    scores = run.scores[ALL]
-    loss = scores.loss if math.isfinite(scores.loss) else 0.0
-    if results.study.analysis.outcome == "score" and scores.score is not None:
-        return -scores.score, loss
-    return loss, loss
-
-
 def tuned(results: TrainedResults) -> dict[str, Any] | None:
     """The trials and what they chose; null where the study tunes nothing."""
     tune = results.study.tune
@@ -48,8 +25,7 @@ def tuned(results: TrainedResults) -> dict[str, Any] | None:
             )
             if not (trials or own):
                 continue
-            value = chosen(results, task, arm.name)
-            common = getattr(results.study.levers_of(task, arm.name), tune.lever)
+            value = results.chosen(task, arm.name)
             tried = [run.value for run in trials]
             entries.append(
                 {
@@ -62,9 +38,10 @@ def tuned(results: TrainedResults) -> dict[str, Any] | None:
                     "failed": [value for value in tune.values if value not in tried],
                     "chosen": value,
                     "edge": value is not None and value in (min(tune.values), max(tune.values)),
-                    "shared_value": common,
+                    "shared_value": getattr(results.study.levers_of(task, arm.name), tune.lever),
                     "shared": _outcomes(shared),
-                    "own": _outcomes(own or (shared if value == common else [])),
+                    "own": _outcomes(own),
+                    "own_is_shared": results.shares(task, arm.name),
                 }
             )
     return {"lever": tune.lever, "values": list(tune.values), "rows": tune.rows, "arms": entries}
