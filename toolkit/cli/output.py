@@ -19,6 +19,9 @@ app = typer.Typer(
 )
 
 Output = Annotated[Path | None, typer.Option("-o", "--output", help="File to write; stdout where left out.")]
+Out = Annotated[  # text: as a path, an empty one would be the current folder
+    str | None, typer.Option(metavar="PATH", help="Folder for the results (default: the study's own).")
+]
 Study = Annotated[Path, typer.Argument(help="A study's folder or its study.yaml.")]
 
 

@@ -9,11 +9,10 @@ from typing import Annotated
 
 import typer
 
-from toolkit.cli.output import Study, app
+from toolkit.cli.output import Out, Study, app
 from toolkit.errors import InputError
 
 Model = Annotated[str | None, typer.Option(help="Model instead of the study's: an id, a local directory, or `demo`.")]
-Out = Annotated[Path | None, typer.Option(help="Folder for the results (default: the study's own).")]
 Small = Annotated[bool, typer.Option("--small", help="The study's small form.")]
 Text = Annotated[
     list[str] | None,

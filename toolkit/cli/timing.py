@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from toolkit.cli.output import Study, app
+from toolkit.cli.output import Out, Study, app
 from toolkit.errors import RunError
 
 
@@ -24,7 +24,7 @@ def time_(
     task_data: Annotated[
         list[str] | None, typer.Option(help="NAME=PATH: a task's rows instead of the study's; may be repeated.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for the results (default: the study's own).")] = None,
+    out: Out = None,
     small: Annotated[bool, typer.Option("--small", help="The study's small form.")] = False,
     device: Annotated[str | None, typer.Option(help="cpu or cuda (default: cuda where there is one).")] = None,
     dtype: Annotated[
@@ -41,6 +41,9 @@ def time_(
     Example: toolkit time studies/demo-train --sessions 3 --out demo-train
     """
     if sessions > 1:
+        from toolkit.runs.results import folder_of
+
+        folder_of(out, study, small=small)  # refused here rather than by the first session
         given = {"model": model, "out": out, "device": device, "dtype": dtype, "seed": seed}
         options = [word for key, value in given.items() if value is not None for word in (f"--{key}", str(value))]
         options += [word for name in arm or [] for word in ("--arm", name)]

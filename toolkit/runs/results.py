@@ -29,6 +29,20 @@ R = TypeVar("R", Report, Trained)
 S = TypeVar("S", Study, FineTuning)
 
 
+def folder_of(out: str | os.PathLike[str] | None, home: Path, *, small: bool) -> Path:
+    """The folder of a study's results: `out`, or `results` beside its file (`results-small` for its small form).
+
+    Raises:
+        InputError: `out` is empty, which would be the current folder.
+    """
+    own = home / ("results-small" if small else "results")
+    if out is None:
+        return own
+    if not os.fspath(out).strip():
+        raise InputError(f"out is empty: name a folder for the results, or leave it out for the study's own ({own})")
+    return Path(out)
+
+
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Hold a results folder for this process alone, where the system can (it cannot on Windows).

@@ -16,7 +16,11 @@ from toolkit.weights import demo_model
 from toolkit.weights.checkpoints import CONFIG, INDEX, SINGLE, missing, read_json
 
 HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?")
-FILES = (".safetensors", ".json", ".gguf", ".bin", ".pt", ".pth", ".ckpt", ".pkl")
+FILES = (
+    *(".safetensors", ".json", ".gguf", ".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".onnx", ".h5", ".msgpack"),
+    *(".yaml", ".yml", ".txt", ".zip", ".tar", ".gz", ".tgz"),
+)
+"""What files end with and hub ids do not; a version's number after a point is no suffix."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,17 +54,30 @@ def resolve(model: str | os.PathLike[str]) -> Source:
     """
     if is_demo(model):
         return Source(demo_model.demo_model(), demo_model.NAME)
+    refuse_missing(model)
     if is_local(model):
         path = Path(model).expanduser()
-        if not str(model):
-            raise InputError(f"the model's name is empty; give a folder, a hub id, or {DEMO_MODEL!r}")
-        if not os.path.exists(path):  # False also for text that no file can be called
-            hint = ""
-            if isinstance(model, str) and HUB_ID.fullmatch(model):
-                hint = f" (read as a path, because the folder {path.parent} exists; it is no hub id here)"
-            raise InputError(missing(path) + hint)
         return Source(path, shown(path))
     return _fetch(str(model))
+
+
+def refuse_missing(model: str | os.PathLike[str]) -> None:
+    """Refuse a path that does not exist, without a request and before anything else is read.
+
+    Raises:
+        InputError: the path, and the closest names beside it.
+    """
+    if not is_local(model):
+        return
+    if not str(model):
+        raise InputError(f"the model's name is empty; give a folder, a hub id, or {DEMO_MODEL!r}")
+    path = Path(model).expanduser()
+    if os.path.exists(path):  # False also for text that no file can be called
+        return
+    hint = ""
+    if isinstance(model, str) and HUB_ID.fullmatch(model) and not model.lower().endswith(FILES):
+        hint = f" (read as a path, because the folder {path.parent} exists; it is no hub id here)"
+    raise InputError(missing(path) + hint)
 
 
 def is_demo(model: str | os.PathLike[str]) -> bool:
@@ -71,14 +88,14 @@ def is_demo(model: str | os.PathLike[str]) -> bool:
 def is_local(model: str | os.PathLike[str]) -> bool:
     """Whether a model is a path: an existing one, a path object, or text that no hub id looks like.
 
-    Text is a path where it exists, starts with `.`, `/` or `~`, names a weights file, has a path separator
+    Text is a path where it exists, starts with `.`, `/` or `~`, ends as a file does, has a path separator
     other than the one of `org/name`, or where `org` is a folder here.
     """
     if not isinstance(model, str):
         return True
     if is_demo(model):
         return False
-    if not HUB_ID.fullmatch(model) or model.endswith(FILES) or os.path.exists(model):
+    if not HUB_ID.fullmatch(model) or model.lower().endswith(FILES) or os.path.exists(model):
         return True
     return "/" in model and Path(model).parent.is_dir()
 

@@ -11,7 +11,9 @@ from toolkit.errors import InputError
 from toolkit.records.declared import study_file
 from toolkit.records.finetuning import FineTuning
 from toolkit.records.io import parse
+from toolkit.runs import results
 from toolkit.runs.finetuning import plans
+from toolkit.weights.sources import refuse_missing
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +48,8 @@ def asked(
         small: the small form that the study declares.
 
     Raises:
-        InputError: no such study, or one that cannot be run (`toolkit.runs.finetuning.plans.check`).
+        InputError: no such study, or one that cannot be run (`toolkit.runs.finetuning.plans.check`); a model that is
+            a path, and is not there; or an empty `out`.
     """
     if isinstance(study, FineTuning):
         if out is None or small:
@@ -66,7 +69,8 @@ def asked(
         plans.check(declared)
     except InputError as error:
         raise InputError(f"{named}: {error}") from None
-    folder = Path(out) if out is not None else home / ("results-small" if small else "results")
+    folder = results.folder_of(out, home, small=small)
+    refuse_missing(declared.model)
     return Asked(declared, folder, home)
 
 

@@ -81,6 +81,22 @@ def expand(study: FineTuning) -> list[Run]:
     return runs
 
 
+def divided(study: FineTuning, processes: int) -> None:
+    """Refuse, before anything is loaded, an accumulation that does not divide among processes that train one model.
+
+    Raises:
+        InputError: names the task, the arm and both numbers.
+    """
+    for run in expand(study):
+        count = run.levers.accumulation
+        if run.trains and count % processes:
+            raise InputError(
+                f"task {run.task!r}, arm {run.arm!r}: accumulation {count} does not divide among {processes} processes "
+                f"(torchrun): a step must hold the same examples on any number of them. Make it a multiple of "
+                f"{processes}, or start as many processes as divide it"
+            )
+
+
 def own(study: FineTuning, chosen: Mapping[tuple[str, str], float], labels: Mapping[tuple[str, str], str]) -> list[Run]:
     """The arms' runs at the value that their trials chose: (task, arm) → value; `labels` say what is doubtful of it.
 

@@ -88,6 +88,8 @@ def run(
         raise InputError(
             f"workers: {workers} beside {together.count} processes that train one model (torchrun): choose one of them"
         )
+    if together.count > 1:
+        design.divided(what.study, together.count)
     target = choose_device(together.device(device))
     runner = _Runner(
         what.study,

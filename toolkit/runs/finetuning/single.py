@@ -66,6 +66,7 @@ def train(
     from toolkit.runs.building import checked
     from toolkit.runs.models import choose_device, compute_dtype
     from toolkit.weights.profiling import profile
+    from toolkit.weights.sources import refuse_missing
 
     for name, value, kinds in (
         ("plan", plan, (Plan,)),
@@ -80,6 +81,7 @@ def train(
             )
     if isinstance(seeds, int) and not 0 <= seeds < 2**32:
         raise InputError(f"seeds: {seeds}; a number from 0 to {2**32 - 1} is asked for")
+    refuse_missing(model)
     levers, folder = levers or Levers(), Path(out)
     checked(plan)
     levers = _of_plan(plan, levers)

@@ -11,8 +11,10 @@ from toolkit.errors import InputError
 from toolkit.records.declared import study_file
 from toolkit.records.io import parse
 from toolkit.records.study import Study
+from toolkit.runs import results
 from toolkit.runs.ranking import design
 from toolkit.runs.ranking.texts import parse_texts
+from toolkit.weights.sources import refuse_missing
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +49,8 @@ def asked(
         small: the small form that the study declares.
 
     Raises:
-        InputError: no such study, or one that cannot be run (`toolkit.runs.ranking.design.check`).
+        InputError: no such study, or one that cannot be run (`toolkit.runs.ranking.design.check`); a model that is a
+            path, and is not there; or an empty `out`.
     """
     if isinstance(study, Study):
         if out is None or small:
@@ -60,7 +63,8 @@ def asked(
         declared = Study.read(file, small=small)
     declared = _with(declared, file, model, texts)
     design.check(declared)
-    folder = Path(out) if out is not None else file.parent / ("results-small" if small else "results")
+    folder = results.folder_of(out, file.parent, small=small)
+    refuse_missing(declared.model)
     return Asked(declared, folder, file.parent)
 
 
