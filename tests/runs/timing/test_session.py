@@ -155,7 +155,7 @@ def test_a_folder_of_another_study_or_other_weights_is_refused(made, checkpoints
 def test_arms_on_different_lists_are_refused_before_anything_is_loaded(tmp_path):
     arms = [*ARMS, {"name": "wide", "levers": {"batch": 4}}]
     with pytest.raises(InputError, match="arm 'wide' has lever batch 4"):
-        run("no/such/model", tmp_path, changes={"arms": arms, "factors": ["batch"]})
+        run("no/such", tmp_path, changes={"arms": arms, "factors": ["batch"]})
 
 
 def test_too_few_rows_are_refused(checkpoints, tmp_path):
@@ -246,7 +246,7 @@ def test_a_study_without_fine_tuning_is_refused_by_its_kind(tmp_path):
 def test_several_processes_are_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(InputError, match="without torchrun"):
-        run("no/such/model", tmp_path)
+        run("no/such", tmp_path)
 
 
 # -- parts -------------------------------------------------------------------------------------------------------
