@@ -7,7 +7,7 @@ import yaml
 from typer.main import get_command
 
 from toolkit.cli import app
-from toolkit.records.finetuning import Timing
+from toolkit.records.timing import Timing
 
 PAGE = (Path(__file__).parent.parent / "docs" / "timing.md").read_text(encoding="utf-8")
 

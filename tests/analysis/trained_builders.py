@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from toolkit.records import rows as rows_file
-from toolkit.records.finetuning import FineTuning, Timing
+from toolkit.records.finetuning import FineTuning
 from toolkit.records.io import parse
 from toolkit.records.levers import Seeds
 from toolkit.records.plan import Adapter, LayerPlan, Plan
@@ -17,6 +17,7 @@ from toolkit.records.profile import Reference
 from toolkit.records.report import Provenance
 from toolkit.records.selection import MatchedTo, Selection
 from toolkit.records.session import Machine, Memory, Sample, Session, Timed
+from toolkit.records.timing import Timing
 from toolkit.records.trained import ROW, Course, Data, Flag, Scores, Trained
 
 FINGERPRINT = "cd" * 32

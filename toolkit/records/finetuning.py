@@ -6,76 +6,17 @@ import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from toolkit.errors import InputError, closest
-from toolkit.records.budget import Budget
+from toolkit.records.composition import MOST, Choice, Composition, Name
 from toolkit.records.declared import read_declared
 from toolkit.records.io import File, Record, Refusal, digest
 from toolkit.records.levers import Levers, Seeds
-from toolkit.records.study import DEMO_MODEL, NAME
-
-Name = Annotated[str, Field(pattern=NAME)]
-
-MOST = 10_000
-"""Seeds of an arm, draws of a grid, or repeats: more is a slip of the keyboard, and would fill the memory."""
-
-
-class Choice(Record):
-    """How an arm's layers are chosen, for protection or for adapters.
-
-    Attributes:
-        selector: key.
-        budget: where the selector needs one; a matched selector takes its total from `like`.
-        like: the arm whose choice of the same use is matched.
-        draw: of a random selector: `each-seed`, a new draw for each run's draw seed; `once`, the draw of seed 0 for
-            all runs, whose results hold for that draw only.
-        draws: with `each-seed`, a declared grid: so many draws, each with every seed, draw as a random effect.
-        calibration_rows: training rows of the run's task that a selector which asks for data is measured on.
-    """
-
-    selector: str
-    budget: Budget | None = None
-    like: str | None = None
-    draw: Literal["each-seed", "once"] = "each-seed"
-    draws: int | None = Field(default=None, gt=1, le=MOST)
-    calibration_rows: int = Field(default=32, gt=0)
-
-    @model_validator(mode="after")
-    def _one(self) -> Choice:
-        if self.draw == "once" and self.draws is not None:
-            raise InputError("draw: once uses a single draw; leave out `draws`, or let each seed have its own")
-        return self
-
-
-class Composition(Record):
-    """One arm: what its base, its protected layers and its adapters are. Every method is a composition.
-
-    bf16 LoRA: `base: none`. DoRA: also `dora: true`. QLoRA: the defaults. rsLoRA: `scaler: rslora`. AQLoRA-q:
-    `protect: {selector: top-error, budget: layers=0.2}`. AQLoRA-s: also `adapt: {selector: depth, budget:
-    layers=0.85}`.
-
-    Attributes:
-        base: quantizer of the layers that are not protected.
-        protect: which layers are protected; none where it is left out.
-        protect_as: quantizer of the protected layers; `none` keeps their 16 bit.
-        compute_dtype, range_guard: of the protected layers; see `toolkit.records.plan.LayerPlan`.
-        adapt: which layers get an adapter; all where it is left out.
-        levers: for this arm only; each must be declared in the study's `factors`.
-    """
-
-    name: Name
-    base: str = "nf4"
-    protect: Choice | None = None
-    protect_as: str = "none"
-    compute_dtype: Literal["float32", "float16", "bfloat16"] | None = None
-    range_guard: bool = False
-    adapt: Choice | None = None
-    scaler: str = "lora"
-    dora: bool = False
-    levers: dict[str, Any] = {}
+from toolkit.records.study import DEMO_MODEL
+from toolkit.records.timing import Timing
 
 
 class Use(Record):
@@ -162,33 +103,6 @@ class Contrasts(Record):
             return (-score if self.outcome == "score" and score is not None else loss, loss, value)
 
         return min(trials, key=cost)
-
-
-class Timing(Record):
-    """The timing protocol (AQLoRA §4, §6).
-
-    Attributes:
-        task: whose training rows are the fixed list of batches; the study's first where it is left out.
-        arms: that are timed; all where it is left out.
-        duplicates: runs of the baseline beside the first, for the floor.
-        noisiest: the arm that gets a duplicate as well; where it is left out, the arm beside the baseline whose samples
-            spread most in earlier sessions, and before those the one with most quantized layers.
-        rounds: of all arms, each in a new random order.
-        seconds: of each arm in each round, in whole cycles of the list.
-        batches: micro-batches of the list, rounded up to whole optimizer steps.
-        warmup: cycles before the first round.
-        floor: a session at or above it is shown and kept out.
-    """
-
-    task: str | None = None
-    arms: list[str] | None = None
-    duplicates: int = Field(default=2, ge=2, description="with the first, at least three runs of the baseline")
-    noisiest: str | None = None
-    rounds: int = Field(default=5, ge=3)
-    seconds: float = Field(default=10.0, gt=0)
-    batches: int = Field(default=8, gt=0)
-    warmup: int = Field(default=1, ge=1)
-    floor: float = Field(default=0.03, gt=0, lt=1)
 
 
 class FineTuning(File):

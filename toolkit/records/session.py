@@ -6,11 +6,11 @@ from typing import Literal
 
 from pydantic import Field
 
-from toolkit.records.finetuning import Timing
 from toolkit.records.io import File, Record
 from toolkit.records.levers import Levers
 from toolkit.records.plan import Plan
 from toolkit.records.report import Provenance
+from toolkit.records.timing import Timing
 
 TIMING = "timing"
 """Folder of the sessions in a study's results, one file each."""

@@ -7,8 +7,7 @@ import dataclasses
 import itertools
 import math
 import os
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -18,6 +17,7 @@ from toolkit.records.io import digest
 from toolkit.records.profile import Profile, Statistic
 from toolkit.registry import registry
 from toolkit.selection.ranking import check_scores
+from toolkit.weights.reporting import Progress, reporting
 
 if TYPE_CHECKING:
     import torch
@@ -25,9 +25,6 @@ if TYPE_CHECKING:
 
 ROWS, BATCH, LENGTH = 32, 8, 600
 """Rows, rows a batch, and the most tokens of a row, unless told otherwise."""
-
-Progress = Callable[[int, int, str], None]
-"""Called after each batch with batches done, batches in all, and the selector's key."""
 
 
 class Encoded(Protocol):
@@ -171,7 +168,7 @@ def _statistics(
     from toolkit.runs.models import check_vocabulary
 
     check_vocabulary(model, (row.ids for rows in batches for row in rows))
-    with _prepared(model), _memory(), _reporting(progress, len(asked) * len(batches)) as report:
+    with _prepared(model), _memory(), reporting(progress, len(asked) * len(batches), "calibration") as report:
         where = next(model.parameters())
         tensors = [_tensors(rows, where.device) for rows in batches]
         loss, tokens = _loss(model, tensors)
@@ -317,21 +314,3 @@ def _all() -> list[str]:
 
 def _listed(keys: Sequence[str | Selector]) -> str:
     return ", ".join(key if isinstance(key, str) else key.key for key in keys) or "no selector"
-
-
-@contextmanager
-def _reporting(progress: Progress | bool | None, total: int) -> Iterator[Progress]:
-    """The function to call after each batch: the caller's, a bar's, or one that does nothing."""
-    if progress is None:
-        progress = sys.stderr.isatty()
-    if callable(progress):
-        yield progress
-    elif not progress:
-        yield lambda done, total, name: None
-    else:
-        from rich.console import Console
-        from rich.progress import Progress as Bar
-
-        with Bar(console=Console(stderr=True), transient=True) as bar:
-            task = bar.add_task("calibration", total=total)
-            yield lambda done, total, name: bar.update(task, advance=1, description=f"calibration of {name}")

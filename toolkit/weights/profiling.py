@@ -10,7 +10,6 @@ import dataclasses
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 
 import torch
 from torch import nn
@@ -23,12 +22,10 @@ from toolkit.weights import native, sources
 from toolkit.weights.checkpoints import open_checkpoint
 from toolkit.weights.families import layout
 from toolkit.weights.layers import block_count, head_of, layers_of
+from toolkit.weights.reporting import Progress, reporting
 
 LATTICE = 16
 """A run of 32 weights with at most this many distinct values tells of a 4-bit format."""
-
-Progress = Callable[[int, int, str], None]
-"""Called after each layer with parameters done, parameters in all, and the layer's name."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +87,7 @@ def profile(
     source = _from_object(model, include_head) if isinstance(model, nn.Module) else _from_files(model, include_head)
     total = sum(row.parameters for row in source.rows)
     layers, contents, lattice, values = [], [], True, False
-    with _reporting(progress, total, source.name) as report, native.own_threads():
+    with reporting(progress, total, f"profile of {source.name}") as report, native.own_threads():
         done = 0
         for row in source.rows:
             weight = _read(row)
@@ -239,21 +236,3 @@ def _plain(dtype: str) -> str:
 
 def _join(dtypes: Iterator[str]) -> str:
     return " and ".join(sorted(set(dtypes)))
-
-
-@contextmanager
-def _reporting(progress: Progress | bool | None, total: int, name: str) -> Iterator[Progress]:
-    """The function to call after each layer: the caller's, a bar's, or one that does nothing."""
-    if progress is None:
-        progress = sys.stderr.isatty()
-    if callable(progress):
-        yield progress
-    elif not progress:
-        yield lambda done, total, name: None
-    else:
-        from rich.console import Console
-        from rich.progress import Progress as Bar
-
-        with Bar(console=Console(stderr=True), transient=True) as bar:
-            task = bar.add_task(f"profile of {name}", total=total)
-            yield lambda done, total, name: bar.update(task, completed=done)

@@ -12,7 +12,8 @@ from toolkit.analysis.reading.kinds import places
 from toolkit.analysis.reading.reports import Mark, same
 from toolkit.analysis.reading.trained_file import ALL, TrainedRun, read_trained
 from toolkit.errors import InputError
-from toolkit.records.finetuning import Composition, FineTuning
+from toolkit.records.composition import Composition
+from toolkit.records.finetuning import FineTuning
 from toolkit.records.levers import Seeds
 from toolkit.records.report import REPORT
 from toolkit.records.session import TIMING

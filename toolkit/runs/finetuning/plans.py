@@ -7,7 +7,8 @@ from typing import Literal
 
 from toolkit.errors import InputError
 from toolkit.interfaces import CalibratedSelector, Quantizer, Selector, Task
-from toolkit.records.finetuning import Choice, Composition, FineTuning
+from toolkit.records.composition import Choice, Composition
+from toolkit.records.finetuning import FineTuning
 from toolkit.records.levers import Levers, Seeds
 from toolkit.records.plan import Plan
 from toolkit.records.profile import Profile
