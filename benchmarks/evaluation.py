@@ -21,9 +21,9 @@ from pathlib import Path
 import torch
 
 from toolkit.runs.models import choose_device, load_model, load_tokenizer
-from toolkit.runs.ranking import texts
-from toolkit.runs.ranking.evaluation import Evaluation, total, window_scores
 from toolkit.runs.ranking.sweep import Sweep
+from toolkit.runs.texts import documents as texts
+from toolkit.runs.texts.evaluation import Evaluation, total, window_scores
 from toolkit.weights.layers import layers_of
 
 WINDOW = 512

@@ -69,7 +69,7 @@ def test_the_losses_are_those_of_a_built_model(made, checkpoints):
 
 
 def test_the_same_call_goes_on_from_what_is_there(made, checkpoints, text_file, monkeypatch):
-    from toolkit.runs.ranking.evaluation import Evaluation
+    from toolkit.runs.texts.evaluation import Evaluation
 
     monkeypatch.setattr(Evaluation, "measure", lambda *a, **k: pytest.fail("measured again"))
     again = tk.compare(

@@ -13,7 +13,7 @@ from toolkit.records.plan import Plan
 from toolkit.records.profile import Profile
 from toolkit.records.study import Study, slug
 from toolkit.registry import registry
-from toolkit.runs.ranking.texts import read_text
+from toolkit.runs.texts.documents import read_text
 
 
 @pytest.fixture(scope="module")

@@ -38,6 +38,11 @@ _HOME = {
     "DataFlow": "toolkit.interfaces",
     "Pick": "toolkit.interfaces",
     "Quantizer": "toolkit.interfaces",
+    "Given": "toolkit.interfaces",
+    "Grid": "toolkit.interfaces",
+    "Initializer": "toolkit.interfaces",
+    "Moments": "toolkit.interfaces",
+    "Start": "toolkit.interfaces",
     "RankingSelector": "toolkit.interfaces",
     "CalibratedSelector": "toolkit.interfaces",
     "Scaler": "toolkit.interfaces",
@@ -69,7 +74,7 @@ _HOME = {
     "judge": "toolkit.analysis.judge",
     "demo_model": "toolkit.weights.demo_model",
 }
-_KINDS = ("quantizer", "selector", "scaler", "dataflow", "task")
+_KINDS = ("quantizer", "selector", "initializer", "scaler", "dataflow", "task")
 
 __all__ = [*_HOME, *_KINDS]
 __version__ = "0.1.0"

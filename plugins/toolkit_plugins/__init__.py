@@ -13,6 +13,7 @@ from toolkit.interfaces import Component
 FOLDERS = {
     "quantizer": "quantizers",
     "selector": "selectors",
+    "initializer": "initializers",
     "scaler": "scalers",
     "dataflow": "dataflows",
     "task": "tasks",

@@ -175,8 +175,9 @@ def test_another_kind_of_file_is_refused(tmp_path):
 
 def test_the_hash_is_of_canonical_text():
     plan = Plan(default=LayerPlan(quantizer="nf4"), layers={"b": LayerPlan(quantizer="none")})
-    data = {"schema": 1, "kind": "plan", "dataflow": "stock", "default": {"quantizer": "nf4", "range_guard": False}}
-    data["layers"] = {"b": {"quantizer": "none", "range_guard": False}}
+    default = {"quantizer": "nf4", "range_guard": False, "initializer": "zero"}
+    data = {"schema": 1, "kind": "plan", "dataflow": "stock", "default": default}
+    data["layers"] = {"b": default | {"quantizer": "none"}}
     text = json.dumps(data, sort_keys=True, separators=(",", ":"))
     assert plan.hash == hashlib.sha256(text.encode()).hexdigest()
     assert io.digest({"a": 1, "b": 2}) == io.digest({"b": 2, "a": 1}) != io.digest({"a": 2, "b": 1})

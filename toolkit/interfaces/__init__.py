@@ -7,12 +7,14 @@ imports torch, so that selections can be made and judged without it.
 
 from toolkit.interfaces.component import Component
 from toolkit.interfaces.dataflow import DataFlow
+from toolkit.interfaces.grid import Grid
+from toolkit.interfaces.initializer import Given, Initializer, Moments, Start
 from toolkit.interfaces.quantizer import Errors, Packed, Quantizer
 from toolkit.interfaces.scaler import Scaler
 from toolkit.interfaces.selector import CalibratedSelector, Law, Pick, RankingSelector, Selector, unrepeated
 from toolkit.interfaces.task import Answered, Example, Hub, Scored, Task, Windows
 
-KINDS: dict[str, type[Component]] = {c.kind: c for c in (Quantizer, Selector, Scaler, DataFlow, Task)}
+KINDS: dict[str, type[Component]] = {c.kind: c for c in (Quantizer, Selector, Initializer, Scaler, DataFlow, Task)}
 """Every kind of component and its interface; the registry, the lists and the checks read this."""
 
 __all__ = [
@@ -23,8 +25,12 @@ __all__ = [
     "DataFlow",
     "Errors",
     "Example",
+    "Given",
+    "Grid",
     "Hub",
+    "Initializer",
     "Law",
+    "Moments",
     "Packed",
     "Pick",
     "Quantizer",
@@ -32,6 +38,7 @@ __all__ = [
     "Scaler",
     "Scored",
     "Selector",
+    "Start",
     "Task",
     "Windows",
     "unrepeated",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from toolkit.interfaces.component import Component
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from toolkit.interfaces.initializer import Start
     from toolkit.records.plan import LayerPlan, Plan
 
 
@@ -28,7 +29,14 @@ class DataFlow(Component):
         """
 
     @abstractmethod
-    def apply(self, model: nn.Module, layers: Mapping[str, LayerPlan], dtype: torch.dtype, seed: int = 0) -> nn.Module:
+    def apply(
+        self,
+        model: nn.Module,
+        layers: Mapping[str, LayerPlan],
+        dtype: torch.dtype,
+        seed: int = 0,
+        starts: Callable[[str, torch.Tensor], Start | None] | None = None,
+    ) -> nn.Module:
         """Replace each planned layer in the model, which is changed in place and returned, perhaps wrapped.
 
         Args:
@@ -36,4 +44,6 @@ class DataFlow(Component):
             layers: name → decision, for every layer that is planned.
             dtype: the compute dtype where a decision names none; what stays dense is cast to it afterwards.
             seed: of the adapters; a layer's A is a function of (seed, layer name, rank, shape) alone.
+            starts: (layer name, dense weight) → what the layer starts from, or None for a plain start (Q(W), seeded A,
+                B = 0); asked once a layer, in model order.
         """

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from toolkit.interfaces.grid import Grid
+
 
 @dataclasses.dataclass(frozen=True)
 class Errors:
@@ -147,12 +149,26 @@ class Quantizer(Component):
             bytes=packed.nbytes,
         )
 
-    def linear(self, linear: nn.Linear, compute_dtype: torch.dtype) -> nn.Module | None:
+    def linear(self, linear: nn.Linear, compute_dtype: torch.dtype, packed: Packed | None = None) -> nn.Module | None:
         """A layer of another library that stores this format natively, made from a dense linear layer.
 
-        `None` (the default) leaves the choice to the data flow, whose generic frozen layer keeps `Packed`.
+        `None` (the default) leaves the choice to the data flow, whose generic frozen layer keeps `Packed`. With
+        `packed`, the layer holds that weight, which an initializer made, bit for bit, instead of its own Q(W).
         """
         return None
+
+    def grid(self, weight: torch.Tensor) -> Grid | None:
+        """What this weight (out, in) can be rounded to column by column, on its device; None: there is no such grid.
+
+        Raises:
+            InputError: as `quantize`.
+        """
+        return None
+
+    @property
+    def has_grid(self) -> bool:
+        """Whether `grid` gives one, known without a weight."""
+        return type(self).grid is not Quantizer.grid
 
     def keeps(self, dtype: torch.dtype) -> bool:
         """Whether weights of this dtype are kept bit for bit, so that their layers may be left untouched."""

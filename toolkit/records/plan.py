@@ -26,7 +26,7 @@ class Adapter(Record):
 
 
 class LayerPlan(Record):
-    """One layer's decision: quantizer key, compute dtype (null: the model's) and adapter (null: none).
+    """One layer's decision: quantizer key, compute dtype (null: the model's), adapter (null: none) and initializer.
 
     With `range_guard`, rows whose product could leave float16's range are computed scaled down and scaled back in
     float32 (`toolkit.runs.guard`); the layer then answers in float32.
@@ -36,19 +36,22 @@ class LayerPlan(Record):
     compute_dtype: Literal["float32", "float16", "bfloat16"] | None = None
     range_guard: bool = False
     adapter: Adapter | None = None
+    initializer: str = "zero"
 
 
 class Plan(File):
     """`default` holds for every layer of the model that `layers` does not name.
 
     The output head is no layer and stays in 16 bit unless it is named. `fingerprint` ties the plan to the
-    weights it was made for; a plan without one (made by hand) fits any model that has its layers.
+    weights it was made for; a plan without one (made by hand) fits any model that has its layers. `start`, of a built
+    model, is the digest over the bases that initializers changed (`toolkit.runs.starts`); null where none did.
     """
 
     kind: Literal["plan"] = "plan"
     model: str | None = None
     fingerprint: str | None = None
     dataflow: str = "stock"
+    start: str | None = None
     default: LayerPlan
     layers: dict[str, LayerPlan] = {}
 
@@ -67,6 +70,7 @@ class Plan(File):
         dataflow: str = "stock",
         compute_dtype: Literal["float32", "float16", "bfloat16"] | None = None,
         range_guard: bool = False,
+        initializer: str = "zero",
     ) -> Plan:
         """Keep the selected layers in `protect` (16 bit) and quantize all others to `base`.
 
@@ -77,9 +81,11 @@ class Plan(File):
             adapt: the layers that get an adapter; None adapts every layer where `rank` is given.
             rank, alpha, scaler, dora: of the adapters; without a rank there are none.
             compute_dtype, range_guard: of the protected layers.
+            initializer: of every layer that is quantized to `base`, where it has what the initializer needs (an
+                adapter, for most); protected layers start plainly.
 
         Raises:
-            InputError: unknown quantizer or scaler, the two selections are of different models, or `adapt`
+            InputError: unknown quantizer, scaler or initializer, the two selections are of different models, or `adapt`
                 without a rank.
         """
         from toolkit.registry import registry
@@ -99,6 +105,12 @@ class Plan(File):
             if not math.isfinite(alpha) or alpha <= 0:
                 raise InputError(f"the alpha of an adapter is {alpha}; a finite number above 0 is needed")
             adapter = Adapter(rank=rank, alpha=alpha, scaler=scale.key, scaling=scale(alpha, rank), dora=dora)
+        begin = registry.make("initializer", initializer)
+
+        def started(adapter: Adapter | None) -> str:
+            plain = LayerPlan.model_fields["initializer"].default
+            return begin.key if adapter is not None or not begin.needs_rank else plain
+
         protected = list(selection.layers) if selection else []
         adapted = set(adapt.layers) if adapt else None
         kept = {
@@ -111,13 +123,18 @@ class Plan(File):
             for name in protected
         }
         if adapt is not None:  # named one by one: the default carries no adapter
-            kept |= {n: LayerPlan(quantizer=base, adapter=adapter) for n in adapt.layers if n not in kept}
+            kept |= {
+                n: LayerPlan(quantizer=base, adapter=adapter, initializer=started(adapter))
+                for n in adapt.layers
+                if n not in kept
+            }
+        unnamed = adapter if adapt is None else None
         origin = selection or adapt
         return cls(
             model=origin.model if origin else None,
             fingerprint=origin.fingerprint if origin else None,
             dataflow=dataflow,
-            default=LayerPlan(quantizer=base, adapter=adapter if adapt is None else None),
+            default=LayerPlan(quantizer=base, adapter=unnamed, initializer=started(unnamed)),
             layers=kept,
         )
 

@@ -20,6 +20,7 @@ from toolkit.records.profile import Profile
 from toolkit.records.report import Report
 from toolkit.records.selection import Selection
 from toolkit.records.session import Session
+from toolkit.records.start import StartFile
 from toolkit.records.study import Study
 from toolkit.records.trained import Trained
 
@@ -34,6 +35,7 @@ KINDS: dict[str, type[File]] = {
     "fine-tuning": FineTuning,
     "trained": Trained,
     "timing-session": Session,
+    "start": StartFile,
 }
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 

@@ -8,7 +8,7 @@ import json
 import pytest
 import yaml
 
-from toolkit.runs.ranking.evaluation import Evaluation
+from toolkit.runs.texts.evaluation import Evaluation
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from toolkit.records.profile import Profile
 from toolkit.records.report import Report, unmask
 from toolkit.runs import results
 from toolkit.runs.ranking import runner
-from toolkit.runs.ranking.evaluation import Evaluation
+from toolkit.runs.texts.evaluation import Evaluation
 
 run = functools.partial(runner.run, dtype="float32")
 """The same numbers on every CPU: the default dtype depends on its instructions."""

@@ -13,7 +13,7 @@ from toolkit.records.io import parse
 from toolkit.records.study import Study
 from toolkit.runs import results
 from toolkit.runs.ranking import design
-from toolkit.runs.ranking.texts import parse_texts
+from toolkit.runs.texts.documents import parse_texts
 from toolkit.weights.sources import refuse_missing
 
 

@@ -12,9 +12,9 @@ from toolkit.records.profile import PROFILE, Profile
 from toolkit.records.study import Study
 from toolkit.runs.models import load_model
 from toolkit.runs.ranking import kept
-from toolkit.runs.ranking.evaluation import Evaluation, window_scores
 from toolkit.runs.ranking.sweep import Sweep
-from toolkit.runs.ranking.texts import Windows
+from toolkit.runs.texts.documents import Windows
+from toolkit.runs.texts.evaluation import Evaluation, window_scores
 
 if TYPE_CHECKING:
     import torch

@@ -18,7 +18,7 @@ from toolkit.records.io import atomic
 from toolkit.records.report import PARTIAL, REPORT, Report, Rows
 from toolkit.records.study import Study
 from toolkit.runs import results
-from toolkit.runs.ranking.evaluation import WindowScore
+from toolkit.runs.texts.evaluation import WindowScore
 
 Outcome = dict[str, list[WindowScore]]
 """Text → its windows' scores."""

@@ -10,7 +10,7 @@ from toolkit.records.report import Draw, Law, Provenance, Report, Rows, Text, ma
 from toolkit.records.study import Study
 from toolkit.registry import registry
 from toolkit.runs.ranking import design, kept
-from toolkit.runs.ranking.evaluation import total
+from toolkit.runs.texts.evaluation import total
 from toolkit.selection.laws import declared, expected
 
 

@@ -21,9 +21,9 @@ from toolkit.runs.models import choose_device, compute_dtype, load_tokenizer
 from toolkit.runs.progress import Progress, say
 from toolkit.runs.provenance import Recorder
 from toolkit.runs.ranking import design, headroom, kept, reporting, sealing
-from toolkit.runs.ranking import texts as reading
 from toolkit.runs.ranking.asking import asked
 from toolkit.runs.ranking.bench import Bench
+from toolkit.runs.texts import documents as reading
 
 if TYPE_CHECKING:
     import torch

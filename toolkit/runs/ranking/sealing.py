@@ -10,7 +10,7 @@ from toolkit.records.study import Study
 from toolkit.runs import locking
 from toolkit.runs.ranking import design
 from toolkit.runs.ranking.asking import asked
-from toolkit.runs.ranking.texts import read_text
+from toolkit.runs.texts.documents import read_text
 
 
 def lock(

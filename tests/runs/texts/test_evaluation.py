@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from toolkit.errors import InputError, RunError
-from toolkit.runs.ranking.evaluation import Evaluation, WindowScore, total, window_scores
+from toolkit.runs.texts.evaluation import Evaluation, WindowScore, total, window_scores
 
 VOCABULARY, WINDOW = 37, 19
 

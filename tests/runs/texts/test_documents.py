@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from toolkit.errors import InputError
-from toolkit.runs.ranking import texts
+from toolkit.runs.texts import documents as texts
 
 DATA = Path(__file__).resolve().parents[3].parent / "shared" / "data"
 

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.gpu
 def test_scores_are_those_of_the_equations(dtype, shape, logarithms):
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
-    from toolkit.runs.ranking.scoring_triton import score
+    from toolkit.runs.texts.scoring_triton import score
 
     torch.manual_seed(0)
     q, p = ((4 * torch.randn(shape, device="cuda")).to(dtype) for _ in range(2))

@@ -190,7 +190,7 @@ def _kernel(device: torch.device) -> Callable[..., torch.Tensor] | None:
     if device.type != "cuda":
         return None
     try:
-        from toolkit.runs.ranking.scoring_triton import score
+        from toolkit.runs.texts.scoring_triton import score
     except ImportError:
         return None
     return score

@@ -1,0 +1,5 @@
+"""The built-in initializers, one file each."""
+
+from toolkit_plugins.initializers.zero import Zero
+
+COMPONENTS = [Zero]

@@ -1,0 +1,1 @@
+"""Exports: adapters, bases and merged models in the formats that other software reads."""

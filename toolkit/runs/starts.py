@@ -1,0 +1,106 @@
+"""Starts of layers on disk and in `build`: one file a layer, and the digest of the base that they make.
+
+DIR/start.json              what was done, layer by layer; written last
+DIR/plan.json               the plan that was asked for, with the weights' fingerprint
+DIR/layers/<layer>.safetensors    base.<tensor> of the packed base, A and B; what is needed to read it as metadata
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from toolkit.errors import InputError, closest
+from toolkit.interfaces import Packed, Start
+from toolkit.records.io import atomic
+
+if TYPE_CHECKING:
+    import torch
+
+LAYERS = "layers"
+REPORT = "start.json"
+PLAN = "plan.json"
+
+
+def write(folder: str | os.PathLike[str], name: str, start: Start) -> Path:
+    """Write one layer's start, atomically; read back bit for bit by `read`."""
+    from safetensors.torch import save_file
+
+    path = Path(folder) / LAYERS / f"{name}.safetensors"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    tensors = {f"base.{key}": t.detach().contiguous().cpu() for key, t in start.base.tensors.items()}
+    if start.A is not None and start.B is not None:
+        tensors |= {"A": start.A.detach().contiguous().cpu(), "B": start.B.detach().contiguous().cpu()}
+    about = {
+        "layer": name,
+        "quantizer": start.base.quantizer.key,
+        "shape": json.dumps(list(start.base.shape)),
+        "dtype": str(start.base.dtype),
+        "scaling": repr(start.scaling),
+        "residuals": json.dumps(list(start.residuals)),
+        "kept": str(start.kept),
+        "notes": json.dumps(dict(start.notes)),
+    }
+    with atomic(path) as temporary:
+        save_file(tensors, temporary, metadata=about)
+    return path
+
+
+def read(folder: str | os.PathLike[str], name: str, device: str | torch.device = "cpu") -> Start:
+    """One layer's start.
+
+    Raises:
+        InputError: there is no such file (the closest layer is named), or it is damaged.
+    """
+    import torch
+    from safetensors import SafetensorError, safe_open
+
+    from toolkit.registry import registry
+
+    path = Path(folder) / LAYERS / f"{name}.safetensors"
+    if not path.is_file():
+        held = [p.name.removesuffix(".safetensors") for p in path.parent.glob("*.safetensors")]
+        raise InputError(f"{folder} holds no start of layer {name!r}; {closest(name, held)}")
+    try:
+        with safe_open(path, framework="pt") as file:
+            about = file.metadata() or {}
+            tensors = {key: file.get_tensor(key).to(device) for key in file.keys()}  # noqa: SIM118 — no mapping
+        dtype = getattr(torch, about["dtype"].removeprefix("torch."))
+        base = Packed(
+            registry.make("quantizer", about["quantizer"]),
+            {key.removeprefix("base."): t for key, t in tensors.items() if key.startswith("base.")},
+            tuple(json.loads(about["shape"])),
+            dtype,
+        )
+        return Start(
+            base,
+            tensors.get("A"),
+            tensors.get("B"),
+            float(about["scaling"]),
+            tuple(json.loads(about["residuals"])),
+            int(about["kept"]),
+            json.loads(about["notes"]),
+        )
+    except (OSError, SafetensorError, KeyError, ValueError, AttributeError) as error:
+        raise InputError(f"cannot read {path} as a layer's start: {type(error).__name__}: {error}") from None
+
+
+def digest_of(packed: Packed) -> str:
+    """SHA-256 over a packed weight: its quantizer's key, shape, and every tensor's name, dtype, shape and bytes."""
+    import torch
+
+    found = hashlib.sha256(f"{packed.quantizer.key} {list(packed.shape)}".encode())
+    for key in sorted(packed.tensors):
+        tensor = packed.tensors[key].detach().contiguous().cpu()
+        found.update(f" {key} {tensor.dtype} {list(tensor.shape)} ".encode())
+        found.update(tensor.view(-1).view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()
+
+
+def digest_over(bases: Mapping[str, str]) -> str:
+    """SHA-256 over layers' names and their bases' digests, in the order of names: which base they make."""
+    return hashlib.sha256(json.dumps(sorted(bases.items())).encode()).hexdigest()

@@ -1,0 +1,1 @@
+"""Texts as windows of tokens, and what a model scores on them."""
