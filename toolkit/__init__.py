@@ -59,6 +59,7 @@ _HOME = {
     "chains": "toolkit.selection.select",
     "calibrated": "toolkit.runs.calibration",
     "build": "toolkit.runs.building",
+    "initialize": "toolkit.runs.starting.single",
     "run": "toolkit.runs.studies",
     "train": "toolkit.runs.finetuning.single",
     "Pacing": "toolkit.runs.training",
@@ -146,6 +147,7 @@ if TYPE_CHECKING:
     from toolkit.runs.building import build as build
     from toolkit.runs.calibration import calibrated as calibrated
     from toolkit.runs.finetuning.single import train as train
+    from toolkit.runs.starting.single import initialize as initialize
     from toolkit.runs.studies import lock as lock
     from toolkit.runs.studies import run as run
     from toolkit.runs.timing import time as time

@@ -1,0 +1,109 @@
+"""What initializers that fit an adapter share: the inner base, errors, and what a plan may not ask of them."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+from toolkit.errors import InputError
+from toolkit.interfaces import Given, Initializer, Packed, Quantizer, Start
+from toolkit.registry import registry
+
+
+def check_rank(initializer: Initializer, shape: tuple[int, int], rank: int | None) -> None:
+    """Refuse a layer without an adapter, and a rank that no factorization of the layer has.
+
+    Raises:
+        InputError: the rank is None, below 1 or above min(shape).
+    """
+    if rank is None:
+        raise InputError(f"initializer {initializer.key} fits an adapter, and this layer has none: give it a rank")
+    if not 1 <= rank <= min(shape):
+        raise InputError(
+            f"initializer {initializer.key} needs a rank of 1 to {min(shape)} for a layer of shape "
+            f"{shape[0]}×{shape[1]}; found {rank}"
+        )
+
+
+def adapter_of(initializer: Initializer, given: Given) -> tuple[int, torch.Tensor]:
+    """(rank, A) of a layer that is to be fitted.
+
+    Raises:
+        InputError: the layer's weight is no matrix, its rank is no rank of it, A is missing or of another shape, or
+            its scaling is 0 or not finite.
+    """
+    weight = given.weight
+    if weight.ndim != 2:
+        raise InputError(f"layer {given.name}: a weight (out, in) is needed; found shape {tuple(weight.shape)}")
+    check_rank(initializer, (weight.shape[0], weight.shape[1]), given.rank)
+    if given.A is None or tuple(given.A.shape) != (given.rank, weight.shape[1]):
+        found = "none" if given.A is None else f"shape {tuple(given.A.shape)}"
+        raise InputError(f"layer {given.name}: its A must have shape ({given.rank}, {weight.shape[1]}); found {found}")
+    if given.scaling == 0 or not abs(given.scaling) < float("inf"):
+        raise InputError(
+            f"layer {given.name}: a scaling of {given.scaling} adds nothing that could be fitted; "
+            "a finite number other than 0 is needed"
+        )
+    assert given.rank is not None
+    return given.rank, given.A.to(weight.device, torch.float32)
+
+
+@dataclasses.dataclass(frozen=True)
+class Base:
+    """How a base is made from a weight that a fit has changed: by the quantizer alone, or by another initializer.
+
+    Raises:
+        InputError: the key is of an initializer that itself fits an adapter, or of none.
+    """
+
+    inner: Initializer
+
+    @classmethod
+    def of(cls, key: str) -> Base:
+        inner = registry.make("initializer", key)
+        if inner.needs_rank:
+            raise InputError(f"initializer {inner.key} fits an adapter itself; a base is made by one that does not")
+        return cls(inner)
+
+    def make(self, given: Given, weight: torch.Tensor) -> Start:
+        """The packed base of `weight` (W, or float32), with the inner initializer's notes and no adapter.
+
+        A quantizer that keeps the weight's dtype bit for bit is given that dtype; any other the float32 values.
+        """
+        dtype = given.weight.dtype
+        if given.quantizer.keeps(dtype):
+            weight = weight.to(dtype)
+        if self.inner.plain:
+            made = Start(given.quantizer.quantize(weight), None, None, 1.0, (0.0,))
+        else:
+            bare = dataclasses.replace(given, weight=weight, rank=None, A=None, scaling=1.0)
+            made = self.inner.initialize(bare)
+        return dataclasses.replace(made, base=dataclasses.replace(made.base, dtype=dtype))
+
+
+def error_of(given: Given, base: Packed) -> torch.Tensor:
+    """E = W − Ŵ in float32, Ŵ as it will be read back: stored, decoded, and rounded to `given.dtype`."""
+    return given.weight.detach().float() - base.dequantize(given.dtype).float()
+
+
+def norm(matrix: torch.Tensor) -> float:
+    """‖·‖_F, summed in float64."""
+    return float(torch.linalg.vector_norm(matrix, dtype=torch.float64))
+
+
+def left_over(error: torch.Tensor, a: torch.Tensor, b: torch.Tensor, scaling: float) -> float:
+    """‖E − s·BA‖_F of the float32 factors as they are."""
+    return norm(torch.addmm(error, b, a, alpha=-scaling))
+
+
+def same(one: Packed, other: Packed) -> bool:
+    """Whether two packed weights hold the same bits."""
+    return one.tensors.keys() == other.tensors.keys() and all(
+        torch.equal(tensor, other.tensors[key]) for key, tensor in one.tensors.items()
+    )
+
+
+def check_base(base: Base, shape: tuple[int, int], quantizer: Quantizer) -> None:
+    """What the inner initializer refuses of a layer."""
+    base.inner.check(shape, quantizer, None)
