@@ -51,7 +51,9 @@ class Factors:
         """Σσ² of these r: the squared Frobenius norm that the factors take away from E."""
         return float(self.sigma.square().sum())
 
-    def split(self, scaling: float, fallback: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def split(
+        self, scaling: float, fallback: torch.Tensor, right: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """(A, B) with s·BA = LVᵀ: A = √Σ·Vᵀ/√s, B = U√Σ/√s, (r, in) and (out, r) in float32.
 
         The scaling lies in both halves, because ∂A = s·Bᵀ∂W and ∂B = s·∂W·Aᵀ: so split, they have the size √(s·σ)
@@ -65,13 +67,15 @@ class Factors:
 
         Args:
             fallback: (r, in), the layer's seeded A.
+            right: (r, in), float32, what stands for Vᵀ where E was weighted before it was decomposed.
         """
+        right = self.right if right is None else right
         root = self.sigma.sqrt()
         dead = self.sigma <= self.sigma.amax() * torch.finfo(torch.float32).eps
         share = math.sqrt(abs(scaling))
         up = (root / share).float()
         down = torch.where(dead, 0.0, 1 / torch.where(dead, 1.0, root * share)).float()
-        a = torch.where(dead[:, None], fallback.to(self.right), self.right * up[:, None])
+        a = torch.where(dead[:, None], fallback.to(right), right * up[:, None])
         return a.contiguous(), (self.left * (down if scaling > 0 else -down)).contiguous()
 
 

@@ -1,0 +1,123 @@
+"""What the two activation-aware closed forms share."""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import abstractmethod
+from collections.abc import Callable
+
+import torch
+
+from toolkit.errors import InputError
+from toolkit.interfaces import Given, Initializer, Quantizer, Start
+from toolkit_plugins.initializers import low_rank
+from toolkit_plugins.initializers.fitting import (
+    Base,
+    adapter_of,
+    check_base,
+    check_rank,
+    error_of,
+    left_over,
+    norm,
+)
+
+Product = Callable[[torch.Tensor], torch.Tensor]
+
+
+@dataclasses.dataclass(frozen=True)
+class Qera(Initializer):
+    """Common base: s·BA = SVD_r(E·S)·S⁻¹ with E = W − Ŵ, for a root S of the inputs' second moments, SSᵀ ≈ R.
+
+    It minimises ‖(E − s·BA)·S‖_F, the expected output error √E‖(W − Ŵ − s·BA)x‖² where SSᵀ = R = E[xxᵀ]. R is damped,
+    R + δ·mean(diag R)·I, so that channels never seen keep a finite weight; δ is raised tenfold where that is not
+    enough, and what it came to is noted (our choice). A layer whose inputs were all zero is fitted without weights.
+
+    Attributes:
+        damping: δ, above 0.
+        base: key of the initializer that makes Ŵ; `zero` is Q itself.
+        svd: `auto`, `exact` or `randomised`.
+
+    Raises:
+        InputError: a damping that is not above 0; a base that fits an adapter itself.
+    """
+
+    needs_calibration = True
+
+    damping: float = 1e-6
+    base: str = "zero"
+    svd: low_rank.Method = "auto"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.damping < float("inf"):
+            raise InputError(
+                f"option 'damping' of initializer {self.name!r} is {self.damping}; a finite number above 0 is needed"
+            )
+        object.__setattr__(self, "base", self._base.inner.key)
+
+    @property
+    def _base(self) -> Base:
+        return Base.of(self.base)
+
+    @property
+    def activations(self) -> str:
+        """The base's initializer's."""
+        return self._base.inner.activations
+
+    def check(self, shape: tuple[int, int], quantizer: Quantizer, rank: int | None) -> None:
+        """Refuses a rank outside 1 to min(shape), and what the base's initializer refuses."""
+        check_rank(self, shape, rank)
+        check_base(self._base, shape, quantizer)
+
+    @abstractmethod
+    def root(self, name: str, second: torch.Tensor, mean: float) -> tuple[Product, Product, int]:
+        """(M ↦ M·S for M in float32, M ↦ M·S⁻¹, how often δ was raised) from R, float32, and mean(diag R) > 0."""
+
+    def initialize(self, given: Given) -> Start:
+        """The closed form, kept whatever ‖W − Ŵ − s·BA‖_F it comes to: that is not the norm it minimises.
+
+        Notes: `captured`, the share of ‖E·S‖² that s·BA takes away; `damping`, δ as it was used, 0 where all inputs
+        were zero; `damping_raised`, how often it was raised; `svd_error` and `svd_exact` of the fit.
+
+        Raises:
+            InputError: moments that are missing, of another width or not finite; a rank outside 1 to min(shape), a
+                scaling of 0, or a weight that the quantizer refuses.
+        """
+        rank, seeded = adapter_of(self, given)
+        second = self._second(given)
+        made = self._base.make(given, given.weight)
+        whole = norm(given.weight.detach().float()) or 1.0
+        error = error_of(given, made.base)
+        zero = norm(error) / whole
+        mean = float(second.diagonal().double().mean())
+        if mean > 0:
+            weigh, undo, raised = self.root(given.name, second, mean)
+            damping = self.damping * 10**raised
+            weighted = weigh(error)
+            fit = low_rank.best(weighted, rank, method=self.svd, seed=given.seed)
+            a, b = fit.split(given.scaling, seeded, undo(fit.right))
+        else:
+            weighted, damping, raised = error, 0.0, 0
+            fit = low_rank.best(error, rank, method=self.svd, seed=given.seed)
+            a, b = fit.split(given.scaling, seeded)
+        energy = norm(weighted) ** 2
+        notes = dict(made.notes) | {
+            "captured": min(fit.captured / energy, 1.0) if energy else 0.0,
+            "damping": damping,
+            "damping_raised": raised,
+            "svd_error": fit.error,
+            "svd_exact": int(fit.exact),
+        }
+        residuals = (zero, left_over(error, a, b, given.scaling) / whole)
+        return Start(made.base, a, b, given.scaling, residuals, 1, notes)
+
+    def _second(self, given: Given) -> torch.Tensor:
+        if given.moments is None:
+            raise InputError(f"layer {given.name}: initializer {self.key} needs the second moments of its inputs")
+        second, width = given.moments.second, given.weight.shape[1]
+        if tuple(second.shape) != (width, width):
+            raise InputError(
+                f"layer {given.name}: its inputs' second moments must be {width}×{width}; found {tuple(second.shape)}"
+            )
+        if not bool(second.isfinite().all()):
+            raise InputError(f"layer {given.name}: the second moments of its inputs hold NaN or infinity")
+        return second.to(given.weight.device)
