@@ -119,14 +119,19 @@ if TYPE_CHECKING:
     from toolkit.interfaces import Component as Component
     from toolkit.interfaces import DataFlow as DataFlow
     from toolkit.interfaces import Example as Example
+    from toolkit.interfaces import Given as Given
+    from toolkit.interfaces import Grid as Grid
     from toolkit.interfaces import Hub as Hub
+    from toolkit.interfaces import Initializer as Initializer
     from toolkit.interfaces import Law as Law
+    from toolkit.interfaces import Moments as Moments
     from toolkit.interfaces import Pick as Pick
     from toolkit.interfaces import Quantizer as Quantizer
     from toolkit.interfaces import RankingSelector as RankingSelector
     from toolkit.interfaces import Scaler as Scaler
     from toolkit.interfaces import Scored as Scored
     from toolkit.interfaces import Selector as Selector
+    from toolkit.interfaces import Start as Start
     from toolkit.interfaces import Task as Task
     from toolkit.interfaces import Windows as Windows
     from toolkit.records.budget import Budget as Budget

@@ -7,7 +7,7 @@ import dataclasses
 import torch
 
 from toolkit.errors import InputError
-from toolkit_plugins.initializers.qera import Qera, Product
+from toolkit_plugins.initializers.qera import Product, Qera
 
 RAISED = 8
 """Tenfold rises of the damping before the moments are given up."""
@@ -17,7 +17,8 @@ RAISED = 8
 class QeraExact(Qera):
     """The activation-aware low-rank fit with a full root, s·BA = SVD_r(E·S)·S⁻¹, SSᵀ = R = E[xxᵀ].
 
-    The optimum of E‖(W − Ŵ − s·BA)x‖² (Zhang et al., 2025, QERA, ICLR, Theorem 1; s = 1). The paper takes S = R^½; we
+    The optimum of E‖(W − Ŵ − s·BA)x‖² (Zhang et al., 2025, QERA, ICLR,
+    arXiv:2410.06040, the exact solution; s = 1). The paper takes S = R^½; we
     take R's Cholesky factor in float64, which costs a tenth: two roots differ by an orthogonal factor on the right,
     under which SVD_r(E·S)·S⁻¹ stays the same. Damping, base and notes as at `qera.Qera`; options likewise.
     """
