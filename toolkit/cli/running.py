@@ -16,7 +16,12 @@ Model = Annotated[str | None, typer.Option(help="Model instead of the study's: a
 Small = Annotated[bool, typer.Option("--small", help="The study's small form.")]
 Text = Annotated[
     list[str] | None,
-    typer.Option(help="Ablations: text instead of the study's: [NAME=]python-topics, wikitext2 or a file; repeatable."),
+    typer.Option(
+        help="Ablations, starts: text instead of the study's: [NAME=]python-topics, wikitext2 or a file; repeatable."
+    ),
+]
+Calibration = Annotated[
+    str | None, typer.Option(help="Studies of starts: text to calibrate on instead of the study's: a name or a file.")
 ]
 TaskData = Annotated[
     list[str] | None,
@@ -32,6 +37,7 @@ def run(
     study: Study,
     model: Model = None,
     text: Text = None,
+    calibration: Calibration = None,
     task_data: TaskData = None,
     out: Out = None,
     small: Small = False,
@@ -79,6 +85,7 @@ def run(
         study,
         model=model,
         texts=text,
+        calibration=calibration,
         data=task_data,
         out=out,
         small=small,
@@ -96,9 +103,9 @@ def _for_training(study: Path, given: dict[str, object]) -> None:
     """Refuse, by its own name, an option of pacing for a study that trains nothing."""
     from toolkit.records.declared import KINDS, kind_of
 
-    if kind_of(study) == KINDS[0]:
+    if (kind := kind_of(study)) != KINDS[1]:
         name = f"--{next(iter(given)).replace('_', '-')}"
-        raise InputError(f"{name} is not for a study of kind {KINDS[0]!r}, which trains nothing: leave it out")
+        raise InputError(f"{name} is not for a study of kind {kind!r}, which trains nothing: leave it out")
 
 
 @app.command()
@@ -108,6 +115,7 @@ def lock(
     small: Small = False,
     model: Model = None,
     text: Text = None,
+    calibration: Calibration = None,
     task_data: TaskData = None,
 ) -> None:
     """Seal a study's analysis before its first run; prints the hash that every report will carry.
@@ -117,6 +125,6 @@ def lock(
     from toolkit.records.lock import Lock
     from toolkit.runs.studies import lock as seal
 
-    path = seal(study, out=out, small=small, model=model, texts=text, data=task_data)
+    path = seal(study, out=out, small=small, model=model, texts=text, calibration=calibration, data=task_data)
     print(Lock.load(path).hash)
     print(f"locked in {path}", file=sys.stderr)

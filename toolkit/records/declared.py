@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from toolkit.errors import InputError, closest
 from toolkit.records.io import File, parse, read_yaml
 
-KINDS = ("ranking-control", "fine-tuning")
+KINDS = ("ranking-control", "fine-tuning", "initialization")
 """What a study's file may be; the first where it states nothing."""
 
 S = TypeVar("S", bound=File)

@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import Field
 
 from toolkit.records.finetuning import Contrasts, FineTuning
+from toolkit.records.initialization import Initialization, StartContrasts
 from toolkit.records.io import File
 from toolkit.records.study import Analysis, Study
 
@@ -18,17 +19,18 @@ class Lock(File):
     """What was declared, with which code, on which weights and texts, and when; `hash` is what reports carry.
 
     Attributes:
-        analysis: of a controlled ablation, or of a fine-tuning study.
+        analysis: of a controlled ablation, of a fine-tuning study, or of a study of starts.
         declaration: `Study.declaration` of the whole study, seeds, draws and arms included.
         code: what computes the results: versions, and a hash of the sources.
-        texts: name → SHA-256 of the text; of a fine-tuning study, of each split of each task.
+        texts: name → SHA-256 of the text; of a fine-tuning study, of each split of each task; of a study of starts,
+            also of the text that is calibrated on.
         created: UTC, ISO 8601.
     """
 
     kind: Literal["lock"] = "lock"
     study: str
     form: Literal["full", "small"]
-    analysis: Analysis | Contrasts
+    analysis: Analysis | Contrasts | StartContrasts
     declaration: str
     code: dict[str, str]
     model: str
@@ -39,7 +41,7 @@ class Lock(File):
 
 def differences(
     lock: Lock,
-    study: Study | FineTuning,
+    study: Study | FineTuning | Initialization,
     fingerprint: str,
     texts: Mapping[str, str],
     code: Mapping[str, str] | None = None,

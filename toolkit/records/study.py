@@ -284,7 +284,7 @@ class Study(File):
         Raises:
             InputError: no such study, an unknown key or a wrong type (with line), or no small form.
         """
-        return read_declared(cls, path, _beside, small=small, changes=changes)
+        return read_declared(cls, path, beside, small=small, changes=changes)
 
     def arm(self, label: str) -> Arm:
         """The arm of that name."""
@@ -308,7 +308,7 @@ class Study(File):
         return self.analysis.reachable(max(1, self.family_size), draws)
 
 
-def _beside(data: Any, home: Path) -> Any:
+def beside(data: Any, home: Path) -> Any:
     """A study's plain data, with the model and the texts that lie beside it as paths from here."""
     if not isinstance(data, dict):
         return data
@@ -320,7 +320,7 @@ def _beside(data: Any, home: Path) -> Any:
         files = {name: home / text for name, text in texts.items() if isinstance(text, str) and Path(text).suffix}
         found["texts"] = texts | {name: str(path) for name, path in files.items() if os.path.exists(path)}
     if "small" in data:
-        found["small"] = _beside(data["small"], home)
+        found["small"] = beside(data["small"], home)
     return found
 
 

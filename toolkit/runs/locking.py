@@ -18,6 +18,7 @@ from pathlib import Path
 import toolkit
 from toolkit.errors import InputError
 from toolkit.records.finetuning import FineTuning
+from toolkit.records.initialization import Initialization
 from toolkit.records.lock import LOCK, Lock, differences
 from toolkit.records.report import PARTIAL, REPORT
 from toolkit.records.study import Study
@@ -34,7 +35,7 @@ VERSIONS = ("torch", "transformers", "numpy")
 
 def seal(
     folder: Path,
-    declared: Study | FineTuning,
+    declared: Study | FineTuning | Initialization,
     texts: Mapping[str, str],
     named: Iterable[tuple[str, str]],
     packages: Iterable[str] = VERSIONS,
@@ -95,7 +96,7 @@ def _first_result(folder: Path) -> Path | None:
 
 def standing(
     folder: Path,
-    study: Study | FineTuning,
+    study: Study | FineTuning | Initialization,
     fingerprint: str,
     texts: Mapping[str, str],
     named: Iterable[tuple[str, str]],

@@ -17,16 +17,18 @@ from typing import Any, TypeVar
 
 from toolkit.errors import InputError, RunError
 from toolkit.records.finetuning import FineTuning
+from toolkit.records.initialization import Initialization
 from toolkit.records.io import digest, read_bytes, read_json, write_json
 from toolkit.records.profile import PROFILE, Profile
 from toolkit.records.report import REPORT, Report
+from toolkit.records.started import Started
 from toolkit.records.study import STUDY_COPY, Study
 from toolkit.records.trained import Trained
 
 SETTINGS = "settings.json"
 
-R = TypeVar("R", Report, Trained)
-S = TypeVar("S", Study, FineTuning)
+R = TypeVar("R", Report, Trained, Started)
+S = TypeVar("S", Study, FineTuning, Initialization)
 
 
 def folder_of(out: str | os.PathLike[str] | None, home: Path, *, small: bool) -> Path:

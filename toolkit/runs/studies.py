@@ -8,19 +8,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from toolkit.errors import InputError
-from toolkit.records.declared import kind_of
+from toolkit.records.declared import KINDS, kind_of
 from toolkit.records.finetuning import FineTuning
+from toolkit.records.initialization import Initialization
 from toolkit.records.study import Study
 
 if TYPE_CHECKING:
     from toolkit.runs.training import Pacing
 
+SELECTIONS, TRAINED, STARTS = KINDS
+
 
 def run(
-    study: str | os.PathLike[str] | Study | FineTuning,
+    study: str | os.PathLike[str] | Study | FineTuning | Initialization,
     *,
     model: str | os.PathLike[str] | None = None,
     texts: Mapping[str, str] | Iterable[str] | None = None,
+    calibration: str | None = None,
     data: Mapping[str, str | os.PathLike[str]] | Iterable[str] | None = None,
     out: str | os.PathLike[str] | None = None,
     small: bool = False,
@@ -33,8 +37,9 @@ def run(
 ) -> Path:
     """Run a study, or what is missing of it; the folder of its results.
 
-    A controlled ablation (`toolkit.runs.ranking`) takes `texts`; a fine-tuning study (`toolkit.runs.finetuning`)
-    takes `data`, `workers`, `report_to` and `pacing`. The other arguments are the same for both.
+    A controlled ablation (`toolkit.runs.ranking`) takes `texts`; a study of starts (`toolkit.runs.initialization`)
+    also `calibration`, the text to calibrate on; a fine-tuning study (`toolkit.runs.finetuning`) takes `data`,
+    `workers`, `report_to` and `pacing`. The other arguments are the same for all.
 
     Raises:
         InputError: the study cannot be run, or an option is not for its kind.
@@ -44,22 +49,29 @@ def run(
         "model": model, "out": out, "small": small, "device": device, "dtype": dtype, "progress": progress
     }  # fmt: skip
     trains = {"data": data, "workers": workers, "report_to": report_to, "pacing": pacing}
-    if _trains(study):
+    kind = _kind(study)
+    if kind == TRAINED:
         from toolkit.runs import finetuning
 
-        _refuse("fine-tuning", {"texts": texts})
+        _refuse(kind, {"texts": texts, "calibration": calibration})
         return finetuning.run(study, **common, **{k: v for k, v in trains.items() if v is not None})  # type: ignore[arg-type]
+    _refuse(kind, trains)
+    if kind == STARTS:
+        from toolkit.runs import initialization
+
+        return initialization.run(study, texts=texts, calibration=calibration, **common)  # type: ignore[arg-type]
     from toolkit.runs import ranking
 
-    _refuse("ranking-control", trains)
+    _refuse(kind, {"calibration": calibration})
     return ranking.run(study, texts=texts, **common)  # type: ignore[arg-type]
 
 
 def lock(
-    study: str | os.PathLike[str] | Study | FineTuning,
+    study: str | os.PathLike[str] | Study | FineTuning | Initialization,
     *,
     model: str | os.PathLike[str] | None = None,
     texts: Mapping[str, str] | Iterable[str] | None = None,
+    calibration: str | None = None,
     data: Mapping[str, str | os.PathLike[str]] | Iterable[str] | None = None,
     out: str | os.PathLike[str] | None = None,
     small: bool = False,
@@ -69,21 +81,27 @@ def lock(
     Raises:
         InputError, RunError: as `toolkit.runs.locking.seal`.
     """
-    if _trains(study):
+    kind = _kind(study)
+    if kind == TRAINED:
         from toolkit.runs.finetuning import sealing
 
-        _refuse("fine-tuning", {"texts": texts})
+        _refuse(kind, {"texts": texts, "calibration": calibration})
         return sealing.lock(study, model=model, data=data, out=out, small=small)  # type: ignore[arg-type]
-    from toolkit.runs.ranking import sealing
+    _refuse(kind, {"data": data})
+    if kind == STARTS:
+        from toolkit.runs.initialization import sealing as of_starts
 
-    _refuse("ranking-control", {"data": data})
-    return sealing.lock(study, model=model, texts=texts, out=out, small=small)  # type: ignore[arg-type]
+        return of_starts.lock(study, model=model, texts=texts, calibration=calibration, out=out, small=small)  # type: ignore[arg-type]
+    from toolkit.runs.ranking import sealing as of_selections
+
+    _refuse(kind, {"calibration": calibration})
+    return of_selections.lock(study, model=model, texts=texts, out=out, small=small)  # type: ignore[arg-type]
 
 
-def _trains(study: Any) -> bool:
-    if isinstance(study, Study | FineTuning):
-        return isinstance(study, FineTuning)
-    return kind_of(study) == "fine-tuning"
+def _kind(study: Any) -> str:
+    if isinstance(study, Study | FineTuning | Initialization):
+        return study.kind
+    return kind_of(study)
 
 
 def _refuse(kind: str, given: Mapping[str, Any]) -> None:

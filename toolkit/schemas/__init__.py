@@ -13,6 +13,7 @@ from typing import Any
 from toolkit.errors import InputError, closest
 from toolkit.records.certificate import Certificate
 from toolkit.records.finetuning import FineTuning
+from toolkit.records.initialization import Initialization
 from toolkit.records.io import File
 from toolkit.records.lock import Lock
 from toolkit.records.plan import Plan
@@ -21,6 +22,7 @@ from toolkit.records.report import Report
 from toolkit.records.selection import Selection
 from toolkit.records.session import Session
 from toolkit.records.start import StartFile
+from toolkit.records.started import Started
 from toolkit.records.study import Study
 from toolkit.records.trained import Trained
 
@@ -36,6 +38,8 @@ KINDS: dict[str, type[File]] = {
     "trained": Trained,
     "timing-session": Session,
     "start": StartFile,
+    "initialization": Initialization,
+    "started": Started,
 }
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
@@ -53,7 +57,7 @@ def schema(kind: str) -> dict[str, Any]:
     record = KINDS[kind]
     data = record.model_json_schema(by_alias=True)
     data["properties"]["schema"] = {"const": record.version, "description": "version of this file format"}
-    if kind not in ("study", "fine-tuning"):
+    if kind not in ("study", "fine-tuning", "initialization"):
         data["required"] = ["schema", *data.get("required", [])]
     return {"$schema": DIALECT, **data}
 

@@ -16,7 +16,7 @@ from toolkit.analysis.certificates import locks
 from toolkit.analysis.certificates.regeneration import plugins
 from toolkit.analysis.reading import reports
 from toolkit.analysis.reading.evidence import Chance, Evidence, Judged, Room
-from toolkit.analysis.reading.kinds import is_trained
+from toolkit.analysis.reading.kinds import SELECTIONS, kind_in
 from toolkit.analysis.reading.missing import missing
 from toolkit.analysis.reading.reports import Results
 from toolkit.analysis.reading.study_evidence import evidence
@@ -39,14 +39,14 @@ def certify(study: str | os.PathLike[str], out: str | os.PathLike[str], *, parti
         partial: also certify a study that lacks runs; it is exploratory, and the missing runs are its reason.
 
     Raises:
-        InputError: it is a fine-tuning study; runs are missing (they are named), a report or the profile is damaged,
+        InputError: it is a study of another kind; runs are missing (they are named), a report or the profile is damaged,
             or `verify` would refuse the certificate, because the draws are not those that the laws give.
     """
     from toolkit.analysis.certificates.verification import check
 
     check_output(out)
-    if is_trained(study):
-        raise InputError(f"{study} is a fine-tuning study; a certificate is of a study of selections")
+    if (kind := kind_in(study)) != SELECTIONS:
+        raise InputError(f"{study} is a {kind} study; a certificate is of a study of selections")
     certificate = collected(reports.read(study), partial=partial)
     check(certificate, "the certificate of these results would not be sound, and was not written")
     certificate.save(out)

@@ -16,6 +16,7 @@ from toolkit.records.lock import LOCK, Lock, differences
 if TYPE_CHECKING:
     from toolkit.analysis.reading.reports import Mark, Results
     from toolkit.records.finetuning import FineTuning
+    from toolkit.records.initialization import Initialization
     from toolkit.records.study import Study
 
 
@@ -51,7 +52,7 @@ def status(results: Results) -> Status:
 
 def judged(
     folder: Path,
-    study: Study | FineTuning,
+    study: Study | FineTuning | Initialization,
     fingerprint: str,
     texts: Mapping[str, str],
     marks: Sequence[Mark],

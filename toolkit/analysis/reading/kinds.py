@@ -1,4 +1,4 @@
-"""Which kind of study a folder holds: one of selections, or one of fine-tuning."""
+"""Which kind of study a folder holds: of selections, of fine-tuning, or of starts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from toolkit.records.declared import KINDS
 from toolkit.records.io import read_json, read_yaml
 from toolkit.records.study import STUDY_COPY
 
-_, TRAINED = KINDS
+SELECTIONS, TRAINED, STARTS = KINDS
 
 
 def places(study: str | os.PathLike[str]) -> list[Path]:
@@ -22,8 +22,8 @@ def places(study: str | os.PathLike[str]) -> list[Path]:
     return [*found, folder / "study.yaml", folder.parent / "study.yaml"]
 
 
-def is_trained(study: str | os.PathLike[str]) -> bool:
-    """Whether the first file that declares the study says that it is one of fine-tuning; False where there is none.
+def kind_in(study: str | os.PathLike[str]) -> str:
+    """The kind that the first file which declares the study states; that of selections where none does.
 
     Raises:
         InputError: that file cannot be read.
@@ -31,5 +31,14 @@ def is_trained(study: str | os.PathLike[str]) -> bool:
     for file in places(study):
         if file.is_file():
             data: Any = read_json(file) if file.suffix == ".json" else read_yaml(file)[0]
-            return isinstance(data, dict) and data.get("kind") == TRAINED
-    return False
+            return str(data.get("kind", SELECTIONS)) if isinstance(data, dict) else SELECTIONS
+    return SELECTIONS
+
+
+def is_trained(study: str | os.PathLike[str]) -> bool:
+    """Whether it is a study of fine-tuning.
+
+    Raises:
+        InputError: as `kind_in`.
+    """
+    return kind_in(study) == TRAINED

@@ -1,1 +1,5 @@
-"""Initialization studies: starts of base and adapters compared, layer by layer and by a model's losses."""
+"""Studies of starts: arms that begin otherwise, merged and scored before any training; a runner that resumes."""
+
+from toolkit.runs.initialization.runner import run
+
+__all__ = ["run"]

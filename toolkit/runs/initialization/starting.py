@@ -1,0 +1,98 @@
+"""The starts of one run's layers, one after the other, and what they do to the weights and outputs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import torch
+
+from toolkit.interfaces import Initializer, Start
+from toolkit.records.started import LayerOutcome
+from toolkit.registry import registry
+from toolkit.runs.initialization.inputs import output_error
+from toolkit.runs.starting.single import initialize
+
+if TYPE_CHECKING:
+    from toolkit.records.plan import Plan
+    from toolkit.runs.initialization.bench import Bench
+
+
+def computed(plan: Plan, bench: Bench, seed: int) -> Iterator[tuple[str, Start, float]]:
+    """(layer, its start, seconds) of a plan whose initializers need no calibration, in model order.
+
+    Raises:
+        InputError: a layer that cannot be started so (named).
+    """
+    for name, weight in bench.dense.items():
+        layer, began = plan.of(name), time.perf_counter()
+        adapter = layer.adapter
+        about = {} if adapter is None else {"rank": adapter.rank, "alpha": adapter.alpha, "scaler": adapter.scaler}
+        start = initialize(weight, layer.initializer, layer.quantizer, seed=seed, name=name, dtype=bench.dtype, **about)
+        if weight.device.type == "cuda":
+            torch.cuda.synchronize(weight.device)
+        yield name, start, time.perf_counter() - began
+
+
+def calibrated(plan: Plan) -> bool:
+    """Whether a plan's starts ask for calibration."""
+    keys = {layer.initializer for layer in [plan.default, *plan.layers.values()]}
+    made: list[Initializer] = [registry.make("initializer", key) for key in keys]
+    return any(each.needs_calibration for each in made)
+
+
+class Outcomes:
+    """What starts do to a model's layers, against plainly quantized ones, which are measured once a quantizer."""
+
+    def __init__(self, bench: Bench) -> None:
+        self._bench = bench
+        self._plain: dict[tuple[str, str], tuple[float, float | None]] = {}
+
+    def of(self, name: str, quantizer: str, start: Start, seconds: float) -> tuple[LayerOutcome, torch.Tensor]:
+        """A layer's outcome, and the weight (out, in) that it starts with, float32.
+
+        ‖W − Ŵ − s·BA‖_F/‖W‖_F with float64 sums; the outputs' error as `inputs.output_error`.
+        """
+        layer, weight = self._bench.layers[name], self._bench.dense[name].float()
+        key = (quantizer, name)
+        if key not in self._plain:
+            packed = registry.make("quantizer", quantizer).quantize(self._bench.dense[name])
+            self._plain[key] = self._errors(name, weight, packed.dequantize(self._bench.dtype).float())
+        effective = start.effective(self._bench.dtype)
+        zero, output_zero = self._plain[key]
+        residual, output = self._errors(name, weight, effective)
+        outcome = LayerOutcome(
+            role=layer.role,
+            parameters=layer.parameters,
+            zero=zero,
+            residual=residual,
+            output_zero=output_zero,
+            output=output,
+            residuals=[round(each, 7) for each in start.residuals],
+            kept=start.kept,
+            notes=dict(start.notes),
+            seconds=round(seconds, 4),
+        )
+        return outcome, effective
+
+    def _errors(self, name: str, weight: torch.Tensor, effective: torch.Tensor) -> tuple[float, float | None]:
+        error = weight - effective
+        norm = weight.double().norm().item()
+        residual = error.double().norm().item() / norm if norm else 0.0
+        second = self._bench.moments.get(name)
+        return residual, None if second is None else output_error(error, weight, second)
+
+
+FALLBACK = "fallback"
+"""The note in which an initializer says what it did instead of what was asked for."""
+
+
+def fallbacks(layers: dict[str, LayerOutcome]) -> dict[str, int]:
+    """What was not done as asked for → in how many layers."""
+    found: dict[str, int] = {}
+    for outcome in layers.values():
+        if outcome.notes.get(FALLBACK):
+            reason = str(outcome.notes[FALLBACK])
+            found[reason] = found.get(reason, 0) + 1
+    return found
