@@ -9,6 +9,7 @@ from toolkit.interfaces.component import Component
 from toolkit.interfaces.dataflow import DataFlow
 from toolkit.interfaces.grid import Grid
 from toolkit.interfaces.initializer import Given, Initializer, Moments, Start
+from toolkit.interfaces.layout import Layout
 from toolkit.interfaces.quantizer import Errors, Packed, Quantizer
 from toolkit.interfaces.scaler import Scaler
 from toolkit.interfaces.selector import CalibratedSelector, Law, Pick, RankingSelector, Selector, unrepeated
@@ -30,6 +31,7 @@ __all__ = [
     "Hub",
     "Initializer",
     "Law",
+    "Layout",
     "Moments",
     "Packed",
     "Pick",

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from toolkit.interfaces.grid import Grid
+    from toolkit.interfaces.layout import Layout
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,6 +125,15 @@ class Quantizer(Component):
         Raises:
             InputError: the weight is empty, not floating-point, or holds NaN or infinity.
         """
+        weight = self.valid(weight)
+        return Packed(self, self.encode(weight), tuple(weight.shape), weight.dtype)
+
+    def valid(self, weight: torch.Tensor) -> torch.Tensor:
+        """The weight, detached, if it can be quantized.
+
+        Raises:
+            InputError: as `quantize`.
+        """
         weight = weight.detach()
         if not weight.is_floating_point() or weight.numel() == 0:
             raise InputError(
@@ -132,7 +142,7 @@ class Quantizer(Component):
             )
         if not bool(weight.isfinite().all()):
             raise InputError(f"the weight holds NaN or infinity; {self.key} quantizes finite weights only")
-        return Packed(self, self.encode(weight), tuple(weight.shape), weight.dtype)
+        return weight
 
     def measure(self, weight: torch.Tensor) -> Errors:
         """The errors of quantizing a weight, against its float32 values, before any rounding to 16 bit."""
@@ -173,3 +183,7 @@ class Quantizer(Component):
     def keeps(self, dtype: torch.dtype) -> bool:
         """Whether weights of this dtype are kept bit for bit, so that their layers may be left untouched."""
         return False
+
+    def layout(self, form: str) -> Layout | None:
+        """How a checkpoint format (`bnb`, `compressed-tensors`) holds these weights; None: it cannot."""
+        return None
