@@ -26,16 +26,26 @@ class Grid(ABC):
     group: int | None
 
     @abstractmethod
-    def fit(self, start: int, values: torch.Tensor, importance: torch.Tensor | None = None) -> None:
+    def fit(
+        self,
+        start: int,
+        values: torch.Tensor,
+        importance: torch.Tensor | None = None,
+        spread: torch.Tensor | None = None,
+    ) -> None:
         """Fix the scales of the group that begins at column `start`.
 
+        With `importance` they are searched, row by row, as to minimise Σ_j importance_j·(w_j − ŵ_j)². With `spread`
+        besides, the columns are rounded one after the other, and each one's error is moved onto those after it
+        before they are: w_k ← w_k − (w_j − ŵ_j)·spread_jk for k > j.
+
         Args:
-            values: (out, columns of the group), float32, as they are now.
-            importance: (columns of the group,), float32: weights of the squared error that the scales then minimise,
-                Σ importance·(w − ŵ)², searched; None takes the quantizer's own rule.
+            values: w, (out, columns of the group), float32, as they are now.
+            importance: (columns of the group,), not negative; None takes the quantizer's own rule, no search.
+            spread: (columns of the group,)², read above its diagonal.
 
         Raises:
-            ValueError: this grid has no groups, or `start` begins none.
+            ValueError: this grid has no groups, `start` begins none, or `values` has another number of columns.
         """
 
     @abstractmethod

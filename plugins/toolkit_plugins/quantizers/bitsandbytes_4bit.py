@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from toolkit.errors import InputError
+from toolkit.interfaces import Layout
 from toolkit.weights import native
 from toolkit_plugins.quantizers.codebook import CodebookQuantizer
 
@@ -39,6 +40,7 @@ class BitsAndBytes4Bit(CodebookQuantizer):
     by_row = False
     mode = "divide-partial"
     first_nibble = "high"
+    scale_name = "absmax"
     quant_type: ClassVar[str]
     block: int
     double: bool
@@ -75,6 +77,30 @@ class BitsAndBytes4Bit(CodebookQuantizer):
         levels = dynamic_map(kept["absmax"].device).index_select(0, kept["absmax"].int())
         groups = kept["nested_absmax"].repeat_interleave(GROUP)[: levels.numel()]
         return levels.mul_(groups).add_(kept["nested_offset"])
+
+    def scale_entries(
+        self, kept: Mapping[str, torch.Tensor], blocks: torch.Tensor, absmax: torch.Tensor
+    ) -> torch.Tensor:
+        """absmax; with double quantization its 8-bit code, the groups' maxima and the offset being as kept."""
+        if not self.double:
+            return absmax
+        nested = kept["nested_absmax"][blocks // GROUP]
+        return _codes((absmax - kept["nested_offset"]) * (1.0 / nested))
+
+    def scale_values(
+        self, kept: Mapping[str, torch.Tensor], blocks: torch.Tensor, entries: torch.Tensor
+    ) -> torch.Tensor:
+        """absmax as it is read back."""
+        if not self.double:
+            return entries
+        levels = dynamic_map(entries.device)[entries.int()]
+        return levels.mul_(kept["nested_absmax"][blocks // GROUP]).add_(kept["nested_offset"])
+
+    def layout(self, form: str) -> Layout | None:
+        """bitsandbytes' own 4-bit checkpoints."""
+        from toolkit_plugins.quantizers.layouts import BitsAndBytesLayout
+
+        return BitsAndBytesLayout(self) if form == "bnb" else None
 
     def linear(self, linear: nn.Linear, compute_dtype: torch.dtype) -> nn.Module | None:
         """A bitsandbytes `Linear4bit` that holds the same packed weight; nothing is quantized twice.
@@ -150,11 +176,15 @@ def quantize_8bit(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """
     groups = torch.nn.functional.pad(values, (0, -values.numel() % GROUP)).view(-1, GROUP)
     absmax = groups.abs().amax(1)
-    ratio = (groups * (1.0 / absmax)[:, None]).nan_to_num_(0, torch.inf, -torch.inf).clamp_(-1, 1)
-    step = ratio.add_(1).mul_((TABLE - 1) / 2).add_(0.5).int()
-    codes = _table(values.device).index_select(0, step.view(-1)).view_as(step)
+    codes = _codes(groups * (1.0 / absmax)[:, None])
     codes[absmax == 0] = 0
     return codes.view(-1)[: values.numel()].contiguous(), absmax
+
+
+def _codes(ratio: torch.Tensor) -> torch.Tensor:
+    ratio = ratio.nan_to_num_(0, torch.inf, -torch.inf).clamp_(-1, 1)
+    step = ratio.add_(1).mul_((TABLE - 1) / 2).add_(0.5).int()
+    return _table(ratio.device).index_select(0, step.view(-1)).view_as(step)
 
 
 @functools.cache

@@ -18,8 +18,12 @@ from typing import ClassVar, Literal
 import torch
 
 from toolkit.errors import InputError
-from toolkit.interfaces import Errors, Quantizer
+from toolkit.interfaces import Errors, Grid, Quantizer
 from toolkit.weights import native
+
+FACTORS = (0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 1.05, 1.1, 1.25, 1.5)
+"""Of a block's maximum, tried where scales are searched (our choice): below 1 the largest weights are clipped; at 1.5
+a maximum falls on 4 of 6, about which E2M1 is finer."""
 
 
 class CodebookQuantizer(Quantizer):
@@ -32,12 +36,14 @@ class CodebookQuantizer(Quantizer):
             there); otherwise they run through all weights in row-major order.
         mode: how `factor` acts on a weight, as `toolkit.weights.native.codebook_errors` names it.
         first_nibble: where the first of two codes in a byte lies.
+        scale_name: the tensor that keeps one entry a block, from which its scale is read back.
     """
 
     levels: ClassVar[tuple[float, ...]]
     by_row: ClassVar[bool]
     mode: ClassVar[Literal["multiply", "divide", "divide-partial"]]
     first_nibble: ClassVar[Literal["high", "low"]]
+    scale_name: ClassVar[str] = "scales"
 
     @property
     @abstractmethod
@@ -65,18 +71,12 @@ class CodebookQuantizer(Quantizer):
 
         By default the thresholds are the midpoints, so that a tie goes to the lower level.
         """
-        levels = torch.tensor(self.levels, dtype=torch.float32).sort().values
-        return ((levels[:-1] + levels[1:]) / 2).to(device), levels.to(device)
+        return _middles(tuple(self.levels), device)
 
     def choose(self, ratio: torch.Tensor) -> torch.Tensor:
         """The code of each y, uint8."""
-        order = torch.tensor(self.order, dtype=torch.uint8, device=ratio.device)
+        order = _order(tuple(self.levels), ratio.device)
         return order[torch.bucketize(ratio, self.thresholds(ratio.device)[0], out_int32=True)]
-
-    @property
-    def order(self) -> list[int]:
-        """The codes by ascending level."""
-        return sorted(range(16), key=lambda code: self.levels[code])
 
     def encode(self, weight: torch.Tensor) -> dict[str, torch.Tensor]:
         """`codes`: two a byte, uint8, in row-major order; and what `pack_scales` keeps."""
@@ -85,12 +85,54 @@ class CodebookQuantizer(Quantizer):
         kept, factor = self.pack_scales(absmax, partial=columns % block != 0)
         values = weight.detach().reshape(-1, columns).float()
         ratio = native.reference.scaled(values, factor, block, self.mode).view(-1)
-        if ratio.numel() % 2:
-            ratio = torch.nn.functional.pad(ratio, (0, 1))  # the unused half byte holds the code of zero
-        codes = self.choose(ratio)
+        return {"codes": self.pack_codes(self.choose(ratio)), **kept}
+
+    def pack_codes(self, codes: torch.Tensor) -> torch.Tensor:
+        """Two codes a byte, uint8, of flat codes; an unused half byte holds the code of zero."""
+        if codes.numel() % 2:
+            codes = torch.cat([codes, self.choose(torch.zeros(1, device=codes.device))])
         first, second = codes[::2], codes[1::2]
         high, low = (first, second) if self.first_nibble == "high" else (second, first)
-        return {"codes": (high << 4) | low, **kept}
+        return (high << 4) | low
+
+    def scale_entries(
+        self, kept: Mapping[str, torch.Tensor], blocks: torch.Tensor, absmax: torch.Tensor
+    ) -> torch.Tensor:
+        """The format's own entries for blocks whose maxima have changed, the tensor's constants being as kept.
+
+        Args:
+            kept: what `pack_scales` gave.
+            blocks: (n,) int64, the blocks' indices in order.
+            absmax: (n,) float32, their new maxima.
+        """
+        return self.pack_scales(absmax, partial=False)[0][self.scale_name]
+
+    def scale_candidates(
+        self, kept: Mapping[str, torch.Tensor], blocks: torch.Tensor, entries: torch.Tensor
+    ) -> torch.Tensor:
+        """Entries (c, n) around the format's own (n,), which come first, for a search of the best."""
+        scale = self.scale_values(kept, blocks, entries)
+        return torch.stack([entries, *(self.scale_entries(kept, blocks, self.maxima(scale) * f) for f in FACTORS)])
+
+    def scale_values(
+        self, kept: Mapping[str, torch.Tensor], blocks: torch.Tensor, entries: torch.Tensor
+    ) -> torch.Tensor:
+        """The scales that entries (…, n) of some blocks are read back as, float32."""
+        return self.unpack_scales({**kept, self.scale_name: entries})
+
+    def maxima(self, scale: torch.Tensor) -> torch.Tensor:
+        """The largest magnitude under each scale, from which `scale_entries` gives that scale back."""
+        return scale * max(self.levels)
+
+    def grid(self, weight: torch.Tensor) -> Grid:
+        """As the interface says; groups are the blocks where each lies within one row.
+
+        Raises:
+            InputError: as `quantize`, or the weight has not two dimensions.
+        """
+        from toolkit_plugins.quantizers.grid import BlockGrid
+
+        return BlockGrid(self, self.valid(weight))
 
     def decode(self, tensors: Mapping[str, torch.Tensor], shape: tuple[int, ...]) -> torch.Tensor:
         """scale[block]·level[code] in float32, (rows, columns)."""
@@ -143,3 +185,14 @@ class CodebookQuantizer(Quantizer):
 def _on_device(levels: tuple[float, ...], device: torch.device) -> torch.Tensor:
     """The levels by code, copied to the device once: a layer that decodes in every step must not wait for the copy."""
     return torch.tensor(levels, dtype=torch.float32, device=device)
+
+
+@functools.cache
+def _middles(levels: tuple[float, ...], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    ordered = torch.tensor(levels, dtype=torch.float32).sort().values
+    return ((ordered[:-1] + ordered[1:]) / 2).to(device), ordered.to(device)
+
+
+@functools.cache
+def _order(levels: tuple[float, ...], device: torch.device) -> torch.Tensor:
+    return torch.tensor(sorted(range(16), key=levels.__getitem__), dtype=torch.uint8).to(device)

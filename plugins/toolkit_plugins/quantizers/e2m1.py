@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 
 from toolkit_plugins.quantizers.codebook import CodebookQuantizer
@@ -41,6 +43,7 @@ def divide(values: torch.Tensor, by: float) -> torch.Tensor:
     return values / values.new_tensor(by)
 
 
+@functools.cache
 def _rises(device: torch.device) -> torch.Tensor:
     """|y| above which the magnitude is at least 1, 2, … 7: codes 2, 4 and 6 are even and win their lower tie."""
     middle = torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0], device=device)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import torch
 
+from toolkit.interfaces import Layout
 from toolkit_plugins.quantizers.e2m1 import E2M1
 
 BIAS = 127
@@ -37,6 +38,19 @@ class MXFP4(E2M1):
         exponent = (absmax.view(torch.int32) >> 23) - BIAS - LARGEST_EXPONENT
         kept = {"scales": (exponent.clamp(min=-BIAS) + BIAS).to(torch.uint8)}
         return kept, self.unpack_scales(kept)
+
+    def scale_candidates(
+        self, kept: Mapping[str, torch.Tensor], blocks: torch.Tensor, entries: torch.Tensor
+    ) -> torch.Tensor:
+        """The exponent, one below and one above: at amax/s above 6 the next octave saves the largest weight."""
+        steps = torch.tensor((0, -1, 1), device=entries.device)[:, None]
+        return (entries.int() + steps).clamp(0, 2 * BIAS).to(torch.uint8)
+
+    def layout(self, form: str) -> Layout | None:
+        """compressed-tensors' `mxfp4-pack-quantized`."""
+        from toolkit_plugins.quantizers.layouts import MXFP4Layout
+
+        return MXFP4Layout(self) if form == "compressed-tensors" else None
 
     def unpack_scales(self, kept: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """2^(byte − 127) in float32, exactly; byte 0 is a subnormal float."""

@@ -7,11 +7,16 @@ from collections.abc import Mapping
 
 import torch
 
+from toolkit.interfaces import Layout
 from toolkit_plugins.quantizers.e2m1 import E2M1, LARGEST, divide
 
 E4M3_LARGEST = 448.0
 E4M3_FLOOR = 2.0**-6
 GLOBAL_FLOOR = 2.0**-120
+STEPS = (0, *range(-5, 0), *range(1, 7))
+"""In E4M3 codes, about a block's own scale, where scales are searched (our choice)."""
+CODES = (0x08, 0x7E)
+"""Those of the floor and of 448."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,11 +42,34 @@ class NVFP4(E2M1):
     def pack_scales(self, absmax: torch.Tensor, partial: bool) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
         """`scales`, float8_e4m3fn, (rows, ⌈K/16⌉), and `global_scale`, float32, one number."""
         global_scale = divide(absmax.amax(), LARGEST * E4M3_LARGEST).clamp(min=GLOBAL_FLOOR)
-        # The clamp comes before the cast: some releases of PyTorch turn 480 into NaN.
-        scale = (divide(absmax, LARGEST) / global_scale).clamp(E4M3_FLOOR, E4M3_LARGEST).to(torch.float8_e4m3fn)
-        kept = {"scales": scale, "global_scale": global_scale}
+        kept = {"scales": _block_scale(absmax, global_scale), "global_scale": global_scale}
         return kept, self.unpack_scales(kept)
+
+    def scale_entries(
+        self, kept: Mapping[str, torch.Tensor], blocks: torch.Tensor, absmax: torch.Tensor
+    ) -> torch.Tensor:
+        """s under the tensor scale g as it is."""
+        return _block_scale(absmax, kept["global_scale"])
+
+    def scale_candidates(
+        self, kept: Mapping[str, torch.Tensor], blocks: torch.Tensor, entries: torch.Tensor
+    ) -> torch.Tensor:
+        """The neighbouring E4M3 numbers: at eight an octave, from 0.65·s to 1.6·s."""
+        steps = torch.tensor(STEPS, dtype=torch.int16, device=entries.device)[:, None]
+        codes = (entries.view(torch.uint8).to(torch.int16) + steps).clamp(*CODES)
+        return codes.to(torch.uint8).view(torch.float8_e4m3fn)
+
+    def layout(self, form: str) -> Layout | None:
+        """compressed-tensors' `nvfp4-pack-quantized`."""
+        from toolkit_plugins.quantizers.layouts import NVFP4Layout
+
+        return NVFP4Layout(self) if form == "compressed-tensors" else None
 
     def unpack_scales(self, kept: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """s·g in float32."""
         return kept["scales"].float() * kept["global_scale"]
+
+
+def _block_scale(absmax: torch.Tensor, global_scale: torch.Tensor) -> torch.Tensor:
+    # The clamp comes before the cast: some releases of PyTorch turn 480 into NaN.
+    return (divide(absmax, LARGEST) / global_scale).clamp(E4M3_FLOOR, E4M3_LARGEST).to(torch.float8_e4m3fn)

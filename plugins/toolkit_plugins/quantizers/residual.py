@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import torch
 
-from toolkit.interfaces import Quantizer
+from toolkit.interfaces import Grid, Quantizer
 from toolkit.registry import registry
 from toolkit_plugins.quantizers.nf4 import NF4
 
@@ -59,6 +59,19 @@ class Residual(Quantizer):
         }
         first = self.first.decode(parts["inner."], shape).reshape(shape)
         return first + self.second.decode(parts["residual."], shape).reshape(shape)
+
+    def grid(self, weight: torch.Tensor) -> Grid:
+        """The second stage's grid; the first stage is Q(W) and stays so.
+
+        Raises:
+            InputError: as `quantize`, or the weight has not two dimensions.
+        """
+        from toolkit_plugins.quantizers.grid import Shifted
+
+        weight = self.valid(weight)
+        first = self.first.encode(weight)
+        base = self.first.decode(first, tuple(weight.shape)).reshape(weight.shape)
+        return Shifted(self, weight.dtype, first, base, self.second.grid(weight.float() - base))
 
     def _rest(self, weight: torch.Tensor, first: Mapping[str, torch.Tensor]) -> torch.Tensor:
         exact = weight.detach().float()
