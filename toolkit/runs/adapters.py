@@ -207,12 +207,12 @@ def _check_scaling(model: nn.Module, folder: Path) -> None:
     for name, module in model.get_base_model().named_modules():
         if not getattr(module, "lora_A", None):
             continue
-        found, planned = _scaling_in(config, name, folder), float(next(iter(module.scaling.values())))
+        found, planned = scaling_in(config, name, folder), float(next(iter(module.scaling.values())))
         if not math.isclose(found, planned, rel_tol=1e-12):
             raise InputError(f"the adapter in {folder} scales layer {name} by {found:.6g}, the model by {planned:.6g}")
 
 
-def _scaling_in(config: dict[str, Any], name: str, folder: Path) -> float:
+def scaling_in(config: dict[str, Any], name: str, folder: Path) -> float:
     """alpha/r, or alpha/√r under `use_rslora`, as PEFT's patterns give them for a layer."""
     from peft.utils.other import get_pattern_key
 
