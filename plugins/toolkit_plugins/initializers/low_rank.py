@@ -20,6 +20,8 @@ TOLERANCE = 1e-3
 were measured, as eigenvalues err by the square of what their vectors do."""
 FINEST = 1e-5
 """float32 products resolve no smaller stated error; the tolerance is not asked below it."""
+NOTHING = 1e-6
+"""A singular value of this share of the largest, or below, is float32's rounding."""
 EAGER = 4
 """Products after which the bound is looked at every second time only."""
 
@@ -71,7 +73,7 @@ class Factors:
         """
         right = self.right if right is None else right
         root = self.sigma.sqrt()
-        dead = self.sigma <= self.sigma.amax() * torch.finfo(torch.float32).eps
+        dead = self.sigma <= NOTHING * self.sigma.amax()
         share = math.sqrt(abs(scaling))
         up = (root / share).float()
         down = torch.where(dead, 0.0, 1 / torch.where(dead, 1.0, root * share)).float()
@@ -114,8 +116,18 @@ def best(
         limit = half if method == "auto" else small
         found, products = _search(matrix, rank, seed, max(tolerance, FINEST), guess, limit)
         if found is not None:
-            return found
-    return _full(matrix, rank, products)
+            return _cleared(matrix, found)
+    return _cleared(matrix, _full(matrix, rank, products))
+
+
+def _cleared(matrix: torch.Tensor, found: Factors) -> Factors:
+    """With exact zeros where a row or column of E has nothing else, which rounding leaves at 1e-17 or so.
+
+    A block of such numbers is no block of zeros to a quantizer, and its maximum is quantized as any other.
+    """
+    full = matrix != 0
+    left = found.left * full.any(dim=1)[:, None]
+    return dataclasses.replace(found, left=left, right=found.right * full.any(dim=0))
 
 
 def _full(matrix: torch.Tensor, rank: int, products: int) -> Factors:
@@ -161,7 +173,9 @@ def _search(
             total = values.sum()
             error = float(math.sqrt(rank) * off / total) if total > 0 else 0.0
             if error <= tolerance:
-                return Factors(lefts @ turn, right.T.contiguous(), values.sqrt(), error, False, products), products
+                left = lefts @ turn
+                sigma = torch.linalg.vector_norm(left, dim=0, dtype=torch.float64)
+                return Factors(left, right.T.contiguous(), sigma, error, False, products), products
         block = images[:, -block.shape[1] :]
         for _ in range(2):  # twice is enough, and after a block that lost rank it is needed
             block = block - basis @ (basis.T @ block)

@@ -14,7 +14,7 @@ class QeraApprox(Qera):
     """The activation-aware low-rank fit with a diagonal root, s·BA = SVD_r(E·S)·S⁻¹, S = diag(√E[x_i²]).
 
     The optimum of the expected output error where the input channels are uncorrelated (Zhang et al., 2025, QERA,
-    ICLR, arXiv:2410.06040, the approximate solution; s = 1). Damping, base and notes as at `qera.Qera`; options likewise.
+    ICLR, arXiv:2410.06040, the approximate solution; s = 1). Damping, base, notes and options as at `qera.Qera`.
     """
 
     name = "qera-approx"

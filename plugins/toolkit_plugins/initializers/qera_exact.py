@@ -17,10 +17,9 @@ RAISED = 8
 class QeraExact(Qera):
     """The activation-aware low-rank fit with a full root, s·BA = SVD_r(E·S)·S⁻¹, SSᵀ = R = E[xxᵀ].
 
-    The optimum of E‖(W − Ŵ − s·BA)x‖² (Zhang et al., 2025, QERA, ICLR,
-    arXiv:2410.06040, the exact solution; s = 1). The paper takes S = R^½; we
-    take R's Cholesky factor in float64, which costs a tenth: two roots differ by an orthogonal factor on the right,
-    under which SVD_r(E·S)·S⁻¹ stays the same. Damping, base and notes as at `qera.Qera`; options likewise.
+    The optimum of E‖(W − Ŵ − s·BA)x‖² (Zhang et al., 2025, QERA, ICLR, arXiv:2410.06040, the exact solution; s = 1).
+    The paper takes S = R^½; we take R's Cholesky factor in float64, which costs less: two roots differ by an orthogonal
+    factor on the right, under which SVD_r(E·S)·S⁻¹ stays the same. Damping, base, notes and options as at `qera.Qera`.
     """
 
     name = "qera-exact"
