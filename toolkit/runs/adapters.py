@@ -1,8 +1,9 @@
 """Adapters of a built model: where they start, which parameters they are, and their files in PEFT's format.
 
 A folder holds `adapter_model.safetensors` (float32) and `adapter_config.json`, which stock PEFT loads over the same
-base, and `plan.json`: the plan with the fingerprint of the weights, so that an adapter is never put on another base
-by mistake.
+base, and `plan.json`: the plan with the fingerprint of the weights and the digest of the bases that initializers
+changed, so that an adapter is never put on another base by mistake. Where one was changed, the base that
+`adapter_config.json` names is no model that could be loaded: the plain one would be another.
 """
 
 from __future__ import annotations
@@ -90,6 +91,8 @@ def save(model: nn.Module, folder: str | os.PathLike[str]) -> Path:
     config = copy.copy(next(iter(model.peft_config.values())))
     config.inference_mode = True
     config.base_model_name_or_path = plan.model or config.base_model_name_or_path
+    if plan.start is not None:  # the name of the plain model would lead another loader to a wrong base
+        config.base_model_name_or_path = f"{config.base_model_name_or_path} started as {plan.start[:12]}"
     settings = {k: sorted(v) if isinstance(v, set) else v for k, v in config.to_dict().items()}
     tensors = {name: p.detach().float().cpu().contiguous() for name, p in _state(model).items()}
     write_json(folder / PLAN, plan.to_json())
@@ -167,6 +170,11 @@ def _check_plan(model: nn.Module, theirs: Plan, folder: Path) -> None:
     both = f"the adapter in {folder} is for {_named(theirs)}, and this model is {_named(ours)}"
     if None not in (theirs.fingerprint, ours.fingerprint) and theirs.fingerprint != ours.fingerprint:
         raise InputError(f"{both}: another base; build the model that the adapter was trained on")
+    if theirs.start != ours.start:
+        raise InputError(
+            f"{both}: initializers made another base of these weights; build with the folder of starts that the adapter "
+            "was trained on (start=DIR)"
+        )
     names = [layer.name for layer in built_layers(model)]
     head = head_of(model)  # decided by a plan that names it only
     names = [name for name in names if name != head or head in ours.layers or head in theirs.layers]
@@ -196,6 +204,8 @@ def _about(layer: LayerPlan) -> str:
 
 def _named(plan: Plan) -> str:
     weights = f"weights {plan.fingerprint[:12]}" if plan.fingerprint else "weights not recorded"
+    if plan.start is not None:
+        weights += f", start {plan.start[:12]}"
     return f"{plan.model or 'a model without a name'} ({weights})"
 
 

@@ -25,6 +25,7 @@ def build(
     dtype: str | torch.dtype | None = None,
     seed: int = 0,
     attention: str | None = None,
+    start: str | os.PathLike[str] | None = None,
 ) -> nn.Module:
     """A model whose planned layers are quantized and whose others are untouched, in evaluation mode.
 
@@ -33,8 +34,10 @@ def build(
     dense is then cast to the compute dtype. A model object is changed in place.
 
     Adapters alone can be trained; they are float32 in a 16-bit model, and their A depend on (seed, layer name, rank,
-    shape) alone. `model.plan` is the plan, with the weights' fingerprint. A model with adapters keeps no cache of
-    keys and values unless it is asked to.
+    shape) alone where their initializer leaves them so. Layers whose initializer is not plain start as the folder
+    `start` says, or are started here, from their dense weights, where nothing need be calibrated. `model.plan` is the
+    plan, with the weights' fingerprint and the digest of the bases that initializers changed; `model.starts` tells of
+    each such layer. A model with adapters keeps no cache of keys and values unless it is asked to.
 
     Args:
         model: a Hugging Face id, a local directory, `demo`, or a dense model object.
@@ -43,10 +46,12 @@ def build(
         dtype: compute dtype; by default bfloat16 where the device has it, else float32; a model object keeps its own.
         seed: of the adapters.
         attention: implementation of attention, by transformers' name; by default `sdpa`, and a model object's own.
+        start: folder of starts, as `toolkit initialize` and `toolkit calibrate` write them.
 
     Raises:
         InputError: the plan names layers that the model does not have, is for another model or for other
-            weights, names components that do not exist, or asks for what its data flow cannot compute.
+            weights, names components that do not exist, asks for what its data flow cannot compute or an initializer
+            cannot do (layer and reason are named), or the starts are of another model or plan.
         RunError: the built model is not what was planned (`toolkit.runs.audit`).
     """
     from torch import nn
@@ -54,6 +59,7 @@ def build(
     from toolkit.runs.audit import audit
     from toolkit.runs.guard import settle
     from toolkit.runs.models import cast, choose_device, compute_dtype, load_model, skeleton
+    from toolkit.runs.started import Starts
 
     if not isinstance(plan, Plan):
         raise InputError(
@@ -63,29 +69,63 @@ def build(
     if isinstance(model, nn.Module):
         where = None if device is None else choose_device(device)
         target = compute_dtype(where or _device_of(model), dtype if dtype is not None else _dtype_of(model))
-        decide(model, plan)
+        begun = Starts(_begun(model, plan, start), target, seed, start)
         if attention is not None:
             _attend(model, attention)
     else:
         where = choose_device(device)
         target = compute_dtype(where, dtype)
         source = os.fspath(model) if isinstance(model, Path) else model
-        decide(skeleton(source), plan)
+        begun = Starts(_begun(skeleton(source), plan, start), target, seed, start)
         model = load_model(source, device="cpu", attention=attention or "sdpa")
     adapted = plan.default.adapter is not None or any(layer.adapter is not None for layer in plan.layers.values())
-    plan = _of_these_weights(plan, model, needed=adapted)
+    plan = _of_these_weights(plan, model, needed=adapted or begun.layers > 0)
+    begun.expect(plan.fingerprint)
     if where is not None:
         model.to(where)
     layers = decide(model, plan)
-    model = flow.apply(model, layers, target, seed=seed)
+    model = flow.apply(model, layers, target, seed=seed, starts=begun)
+    plan = _on_this_base(plan, begun.digest)
     cast(model, target, keep={id(p) for p in model.parameters() if p.requires_grad} if adapted else set())
     model.eval()
     if adapted and hasattr(getattr(model, "config", None), "use_cache"):
         model.config.use_cache = False
     settle(model)
     audit(model, layers, target)
-    model.plan = plan
+    model.plan, model.starts = plan, begun.records
     return model
+
+
+def _begun(model: nn.Module, plan: Plan, folder: str | os.PathLike[str] | None) -> dict[str, LayerPlan]:
+    """The layers that do not start plainly; names and initializers are checked.
+
+    Raises:
+        InputError: as `decide` and `toolkit.runs.started.check`; or starts for a plan that starts every layer plainly.
+    """
+    from toolkit.runs.started import check
+    from toolkit.weights.layers import head_of, layers_of
+
+    layers = decide(model, plan)
+    shapes = {layer.name: layer.shape for layer in layers_of(model, include_head=head_of(model) in layers)}
+    found = check(layers, shapes, folder=folder is not None)
+    if folder is not None and not found:
+        raise InputError(f"the plan starts every layer plainly, and starts are given: {os.fspath(folder)}")
+    return found
+
+
+def _on_this_base(plan: Plan, digest: str | None) -> Plan:
+    """The plan with the digest of the bases that initializers changed.
+
+    Raises:
+        InputError: the plan is for another base.
+    """
+    if plan.start is not None and plan.start != digest:
+        made = "no initializer has changed this one" if digest is None else f"this one is {digest[:12]}"
+        raise InputError(
+            f"the plan is for a base that initializers changed (start {plan.start[:12]}), and {made}: build with the "
+            "folder of starts that it was made with"
+        )
+    return plan.model_copy(update={"start": digest})
 
 
 def _of_these_weights(plan: Plan, model: nn.Module, *, needed: bool) -> Plan:
@@ -129,13 +169,16 @@ def checked(plan: Plan) -> DataFlow:
     """The plan's data flow, after every component it names was found.
 
     Raises:
-        InputError: an unknown quantizer, scaler or data flow; a scaling that its scaler does not give; or a plan
-            that the data flow refuses.
+        InputError: an unknown quantizer, initializer, scaler or data flow; a scaling that its scaler does not give; an
+            initializer that fits an adapter where there is none; or a plan that the data flow refuses.
     """
     flow: DataFlow = registry.make("dataflow", plan.dataflow)
     for name, layer in _named(plan):
         try:
             registry.make("quantizer", layer.quantizer)
+            begin = registry.make("initializer", layer.initializer)
+            if begin.needs_rank and layer.adapter is None:
+                raise InputError(f"initializer {begin.key} fits an adapter, and there is none: give a rank")
             if layer.adapter is not None:
                 adapter = layer.adapter
                 scaling = registry.make("scaler", adapter.scaler)(adapter.alpha, adapter.rank)

@@ -101,6 +101,21 @@ def digest_of(packed: Packed) -> str:
     return found.hexdigest()
 
 
+def changed(start: Start, weight: torch.Tensor) -> str | None:
+    """`digest_of` the base that a start made; None where it is the quantizer's own Q(W), which any loader makes.
+
+    Args:
+        weight: W, (out, in), the dense weight that it was made from, on the same device.
+    """
+    import torch
+
+    own = start.base.quantizer.quantize(weight).tensors
+    same = own.keys() == start.base.tensors.keys() and all(
+        torch.equal(tensor, start.base.tensors[key]) for key, tensor in own.items()
+    )
+    return None if same else digest_of(start.base)
+
+
 def digest_over(bases: Mapping[str, str]) -> str:
     """SHA-256 over layers' names and their bases' digests, in the order of names: which base they make."""
     return hashlib.sha256(json.dumps(sorted(bases.items())).encode()).hexdigest()

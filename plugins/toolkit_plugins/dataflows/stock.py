@@ -6,11 +6,11 @@ import copy
 import math
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from toolkit.errors import InputError
-from toolkit.interfaces import DataFlow, Quantizer
+from toolkit.interfaces import DataFlow, Quantizer, Start
 from toolkit.registry import registry
 
 if TYPE_CHECKING:
@@ -30,7 +30,8 @@ class Stock(DataFlow):
     A layer becomes what its quantizer's `linear` gives (bitsandbytes' `Linear4bit` for its formats); where that
     gives nothing, a frozen layer that decodes the packed weight in forward and again in backward. A layer whose
     16-bit weight is kept bit for bit is left untouched. Experts stacked in one parameter stay stacked, each
-    packed on its own. Adapters are PEFT's LoRA, y = Ŵx + s·BAx, with the plan's s at every layer.
+    packed on its own. Adapters are PEFT's LoRA, y = Ŵx + s·BAx, with the plan's s at every layer. A layer with a start
+    holds its packed base bit for bit, and its A and B; where that base is kept in 16 bit, its weight is replaced.
     """
 
     name = "stock"
@@ -67,7 +68,14 @@ class Stock(DataFlow):
                 "give it to all of them or to none"
             )
 
-    def apply(self, model: nn.Module, layers: Mapping[str, LayerPlan], dtype: torch.dtype, seed: int = 0) -> nn.Module:
+    def apply(
+        self,
+        model: nn.Module,
+        layers: Mapping[str, LayerPlan],
+        dtype: torch.dtype,
+        seed: int = 0,
+        starts: Callable[[str, torch.Tensor], Start | None] | None = None,
+    ) -> nn.Module:
         """Replace the planned layers, then add the adapters; a model with adapters comes back as PEFT's model.
 
         Raises:
@@ -76,6 +84,7 @@ class Stock(DataFlow):
         from toolkit.weights.layers import head_of, layers_of
 
         stacks: dict[tuple[int, str], list[Layer]] = {}
+        factors: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
         for layer in layers_of(model, include_head=head_of(model) in layers):
             if layer.name not in layers:
                 continue
@@ -87,16 +96,20 @@ class Stock(DataFlow):
                     )
                 stacks.setdefault((id(layer.module), layer.parameter), []).append(layer)
                 continue
-            replacement = self._replacement(layer, layers[layer.name], dtype)
+            start = starts(layer.name, layer.weight()) if starts is not None else None
+            replacement = self._replacement(layer, layers[layer.name], dtype, start)
+            if start is not None and start.A is not None and start.B is not None:
+                factors[layer.name] = start.A, start.B
+            del start
             if replacement is not None:
                 _put(model, layer.path, replacement)
         for experts in stacks.values():
-            self._stack(experts, layers, dtype)
+            self._stack(experts, layers, dtype, starts)
         adapted = {name: plan.adapter for name, plan in layers.items() if plan.adapter is not None}
-        return _adapt(model, adapted, seed) if adapted else model
+        return _adapt(model, adapted, seed, factors) if adapted else model
 
-    def _replacement(self, layer: Layer, plan: LayerPlan, dtype: torch.dtype) -> nn.Module | None:
-        """The module to put in the layer's place, or None to leave it."""
+    def _replacement(self, layer: Layer, plan: LayerPlan, dtype: torch.dtype, start: Start | None) -> nn.Module | None:
+        """The module to put in the layer's place, or None to leave it, its weight replaced where the start says so."""
         import torch
 
         from toolkit.runs.frozen import FrozenLinear
@@ -105,25 +118,34 @@ class Stock(DataFlow):
         compute = getattr(torch, plan.compute_dtype) if plan.compute_dtype else dtype
         guarded = plan.range_guard and compute == torch.float16  # bfloat16 and float32 have range enough
         weight = layer.weight()
+        packed = None if start is None else start.base
         if quantizer.keeps(weight.dtype) and compute == dtype and not guarded:
+            if packed is not None:
+                _replace(layer, packed.dequantize(weight.dtype))
             return None
         try:
             if not guarded and not quantizer.keeps(weight.dtype):
                 # a library that decodes to the weight's dtype must not round below the compute dtype
                 dense = _dense(layer, torch.promote_types(weight.dtype, compute))
-                native = quantizer.linear(dense, compute)
+                native = quantizer.linear(dense, compute, packed)
                 if native is not None:
                     return native
             bias = getattr(layer.module, "bias", None)
             bias = None if bias is None else bias.detach().clone()
-            frozen = FrozenLinear(quantizer.quantize(weight), bias, compute, guarded=guarded)
+            frozen = FrozenLinear(packed or quantizer.quantize(weight), bias, compute, guarded=guarded)
         except InputError as error:
             raise InputError(f"layer {layer.name}: {error}") from None
         if dtype == torch.float16 and compute == torch.float32:
             frozen.count_casts()
         return frozen
 
-    def _stack(self, experts: list[Layer], layers: Mapping[str, LayerPlan], dtype: torch.dtype) -> None:
+    def _stack(
+        self,
+        experts: list[Layer],
+        layers: Mapping[str, LayerPlan],
+        dtype: torch.dtype,
+        starts: Callable[[str, torch.Tensor], Start | None] | None,
+    ) -> None:
         from toolkit.runs.frozen import freeze_stack
 
         packed = {}
@@ -138,7 +160,10 @@ class Stock(DataFlow):
             quantizer: Quantizer = registry.make("quantizer", plan.quantizer)
             weight = layer.weight()
             try:
-                if not quantizer.keeps(weight.dtype):
+                start = starts(layer.name, weight) if starts is not None else None
+                if start is not None:
+                    packed[layer.index] = start.base
+                elif not quantizer.keeps(weight.dtype):
                     packed[layer.index] = quantizer.quantize(weight)
             except InputError as error:
                 raise InputError(f"layer {layer.name}: {error}") from None
@@ -159,12 +184,25 @@ def _dense(layer: Layer, dtype: torch.dtype) -> nn.Linear:
     return dense.train(layer.module.training)
 
 
+def _replace(layer: Layer, weight: torch.Tensor) -> None:
+    """Another dense weight (out, in) in the layer's place; what was tied to it keeps the old one."""
+    from torch import nn
+
+    stored = weight.mT if layer.transposed else weight
+    setattr(layer.module, layer.parameter, nn.Parameter(stored.contiguous(), requires_grad=False))
+
+
 def _put(model: nn.Module, path: str, module: nn.Module) -> None:
     parent, _, name = path.rpartition(".")
     setattr(model.get_submodule(parent), name, module)
 
 
-def _adapt(model: nn.Module, adapters: Mapping[str, Adapter], seed: int) -> nn.Module:
+def _adapt(
+    model: nn.Module,
+    adapters: Mapping[str, Adapter],
+    seed: int,
+    factors: Mapping[str, tuple[torch.Tensor, torch.Tensor]],
+) -> nn.Module:
     """Put PEFT's LoRA or DoRA on exactly these layers, each with its rank and its s; A and B are ours to set.
 
     PEFT computes s = alpha/r, or alpha/√r under `use_rslora`. Where one of the two gives every s from the planned
@@ -189,7 +227,7 @@ def _adapt(model: nn.Module, adapters: Mapping[str, Adapter], seed: int) -> nn.M
     for name, adapter in adapters.items():
         layer = inner.get_submodule(name)
         layer.scaling[ADAPTER] = adapter.scaling  # s·r/r may differ from s in its last bit
-        _start(layer, name, adapter, seed)
+        _start(layer, name, adapter, seed, factors.get(name))
     return adapted
 
 
@@ -217,8 +255,13 @@ def _config(adapters: Mapping[str, Adapter]) -> LoraConfig:
     )
 
 
-def _start(layer: nn.Module, name: str, adapter: Adapter, seed: int) -> None:
-    """A from (seed, name, rank, shape), B = 0, and DoRA's m = ‖Ŵ‖ by rows, of the base as it is quantized; float32."""
+def _start(
+    layer: nn.Module, name: str, adapter: Adapter, seed: int, factors: tuple[torch.Tensor, torch.Tensor] | None
+) -> None:
+    """A and B as they are given, or A from (seed, name, rank, shape) and B = 0; float32.
+
+    DoRA's m = ‖Ŵ + s·BA‖ by rows, of the base as it is held, so that what it computes is Ŵ + s·BA at the start.
+    """
     import torch
     from peft.utils.integrations import dequantize_module_weight
     from torch import nn
@@ -226,15 +269,17 @@ def _start(layer: nn.Module, name: str, adapter: Adapter, seed: int) -> None:
     from toolkit.runs.adapters import initial
 
     a, b = layer.lora_A[ADAPTER], layer.lora_B[ADAPTER]
-    device = a.weight.device
-    start = initial(seed, name, adapter.rank, (layer.out_features, layer.in_features))
-    a.weight = nn.Parameter(start.to(device))
-    b.weight = nn.Parameter(torch.zeros(layer.out_features, adapter.rank, device=device))
+    device, shape = a.weight.device, (layer.out_features, layer.in_features)
+    if factors is None:
+        factors = initial(seed, name, adapter.rank, shape), torch.zeros(shape[0], adapter.rank)
+    a.weight, b.weight = (nn.Parameter(each.to(device, torch.float32, copy=True)) for each in factors)
     if adapter.dora:
         weight = dequantize_module_weight(layer.get_base_layer()).detach().float()
         if _is_transposed(layer.get_base_layer()):
             weight = weight.mT
-        # as PEFT computes it in forward, so that m/‖Ŵ‖ is one to the last bit
+        if bool(b.weight.any()):
+            weight = weight + adapter.scaling * (b.weight.detach() @ a.weight.detach())
+        # as PEFT computes it in forward, so that m/‖Ŵ + s·BA‖ is one to the last bit
         layer.lora_magnitude_vector[ADAPTER].weight = nn.Parameter(torch.linalg.norm(weight, dim=1))
 
 

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from toolkit.errors import InputError
-from toolkit.interfaces import Layout
+from toolkit.interfaces import Layout, Packed
 from toolkit.weights import native
 from toolkit_plugins.quantizers.codebook import CodebookQuantizer
 
@@ -102,8 +102,8 @@ class BitsAndBytes4Bit(CodebookQuantizer):
 
         return BitsAndBytesLayout(self) if form == "bnb" else None
 
-    def linear(self, linear: nn.Linear, compute_dtype: torch.dtype) -> nn.Module | None:
-        """A bitsandbytes `Linear4bit` that holds the same packed weight; nothing is quantized twice.
+    def linear(self, linear: nn.Linear, compute_dtype: torch.dtype, packed: Packed | None = None) -> nn.Module | None:
+        """A bitsandbytes `Linear4bit` that holds Q(W), or `packed`, as it is; nothing is quantized twice.
 
         `None` for a layer on the CPU whose rows are no whole number of blocks: bitsandbytes' AVX512 kernel then
         reads the wrong maxima (measured in 0.50.2: twice the error), so that the data flow must decode it.
@@ -121,7 +121,7 @@ class BitsAndBytes4Bit(CodebookQuantizer):
         weight = linear.weight.detach()
         if weight.device.type == "cpu" and weight.shape[1] % self.block:
             return None
-        packed = self.quantize(weight).tensors
+        held = self.quantize(weight).tensors if packed is None else packed.to(weight.device).tensors
         layer = bnb.nn.Linear4bit(
             linear.in_features,
             linear.out_features,
@@ -135,23 +135,23 @@ class BitsAndBytes4Bit(CodebookQuantizer):
         nested = None
         if self.double:
             nested = bnb.functional.QuantState(
-                absmax=packed["nested_absmax"],
+                absmax=held["nested_absmax"],
                 code=dynamic_map(weight.device).clone(),
                 blocksize=GROUP,
                 dtype=torch.float32,
             )
         state = bnb.functional.QuantState(
-            absmax=packed["absmax"],
+            absmax=held["absmax"],
             shape=weight.shape,
             code=torch.tensor(self.levels, dtype=torch.float32, device=weight.device),
             blocksize=self.block,
             quant_type=self.quant_type,
             dtype=weight.dtype if weight.dtype in native.DTYPES else torch.float32,
-            offset=packed.get("nested_offset"),
+            offset=held.get("nested_offset"),
             state2=nested,
         )
         layer.weight = bnb.nn.Params4bit(
-            packed["codes"].view(-1, 1),
+            held["codes"].view(-1, 1),
             requires_grad=False,
             quant_state=state,
             blocksize=self.block,
