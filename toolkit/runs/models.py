@@ -80,7 +80,7 @@ def load_model(source: str | Path, *, device: str | torch.device | None = None, 
 
     target = choose_device(device)
     path = _location(source)
-    with _reading(source), _quiet():
+    with _reading(source), quiet():
         model = AutoModelForCausalLM.from_pretrained(
             path, dtype="auto", use_safetensors=True, trust_remote_code=False, attn_implementation=attention
         )
@@ -96,7 +96,7 @@ def load_tokenizer(source: str | Path) -> Any:
     from transformers import AutoTokenizer
 
     path = _location(source)
-    with _reading(source, "tokenizer"), _quiet():
+    with _reading(source, "tokenizer"), quiet():
         return AutoTokenizer.from_pretrained(path, trust_remote_code=False)
 
 
@@ -106,7 +106,7 @@ def skeleton(source: str | Path) -> nn.Module:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     path = _location(source)
-    with _reading(source), _quiet(), torch.device("meta"):
+    with _reading(source), quiet(), torch.device("meta"):
         config = AutoConfig.from_pretrained(path, trust_remote_code=False)
         return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
 
@@ -173,7 +173,7 @@ def _reading(source: str | Path, what: str = "model") -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """No progress bars of transformers among ours."""
     from transformers.utils import logging
 
