@@ -63,16 +63,22 @@ class Factors:
         had s times the size of A's, beside the split above, and what one step of gradient descent does to the
         weight through B, s·∂B·A, s² times the size of s·B·∂A: thirtyfold at s = 5.66 (s² = 32).
 
+        Where E was weighted before it was decomposed, `right` is what stands for Vᵀ, with rows of other lengths than 1;
+        each component is then split in half by length too, ‖A_i‖ = ‖B_i‖, so that the weights' unit does not count.
+
         A component with σ = 0 (to rounding) has nothing to say, and were A's row and B's column both zero, neither
         would ever get a gradient: it starts as the zero start does, A's row from `fallback` and B's column 0. A
         negative s has its sign in B.
 
         Args:
             fallback: (r, in), the layer's seeded A.
-            right: (r, in), float32, what stands for Vᵀ where E was weighted before it was decomposed.
+            right: (r, in), float32; Vᵀ where there is none.
         """
-        right = self.right if right is None else right
-        root = self.sigma.sqrt()
+        if right is None:
+            right, root = self.right, self.sigma.sqrt()
+        else:
+            lengths = torch.linalg.vector_norm(right, dim=1, dtype=torch.float64)
+            root = (self.sigma / torch.where(lengths > 0, lengths, 1.0)).sqrt()
         dead = self.sigma <= NOTHING * self.sigma.amax()
         share = math.sqrt(abs(scaling))
         up = (root / share).float()

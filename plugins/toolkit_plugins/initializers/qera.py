@@ -120,4 +120,7 @@ class Qera(Initializer):
             )
         if not bool(second.isfinite().all()):
             raise InputError(f"layer {given.name}: the second moments of its inputs hold NaN or infinity")
+        if bool((second.diagonal() < 0).any()):
+            least = float(second.diagonal().min())
+            raise InputError(f"layer {given.name}: a mean square of its inputs is {least:.4g}; it is never below 0")
         return second.to(given.weight.device)
