@@ -172,8 +172,8 @@ def _check_plan(model: nn.Module, theirs: Plan, folder: Path) -> None:
         raise InputError(f"{both}: another base; build the model that the adapter was trained on")
     if theirs.start != ours.start:
         raise InputError(
-            f"{both}: initializers made another base of these weights; build with the folder of starts that the adapter "
-            "was trained on (start=DIR)"
+            f"{both}: another base, which initializers made of these weights; build with the folder of starts that the "
+            "adapter was trained on (start=DIR)"
         )
     names = [layer.name for layer in built_layers(model)]
     head = head_of(model)  # decided by a plan that names it only

@@ -176,8 +176,8 @@ class Starts:
             )
         if told.base is not None and starts.digest_of(start.base) != told.base:
             raise InputError(
-                f"{self._folder}: the base of layer {name} is not the one that {starts.REPORT} tells of: the folder was "
-                "changed"
+                f"{self._folder}: the base of layer {name} is not the one that {starts.REPORT} tells of: the folder "
+                "was changed"
             )
         if told.base is None:
             start = dataclasses.replace(start, base=start.base.quantizer.quantize(weight))
@@ -200,8 +200,8 @@ def _read(folder: Path, layers: Mapping[str, LayerPlan]) -> StartFile:
     if not (folder / starts.REPORT).is_file():
         held = ", ".join(sorted(p.name for p in folder.iterdir())[:8]) if folder.is_dir() else ""
         raise InputError(
-            f"{folder} holds no {starts.REPORT}: no starts, or unfinished ones; found {held or 'nothing'}. Make them by "
-            f"`toolkit initialize PLAN -o DIR` or `{CALIBRATE}`"
+            f"{folder} holds no {starts.REPORT}: no starts, or unfinished ones; found {held or 'nothing'}. "
+            f"Make them by `toolkit initialize PLAN -o DIR` or `{CALIBRATE}`"
         )
     file = StartFile.load(folder / starts.REPORT)
     for name, layer in layers.items():
@@ -225,7 +225,7 @@ def _read(folder: Path, layers: Mapping[str, LayerPlan]) -> StartFile:
                 )
     if further := sorted(set(file.layers) - set(layers)):
         raise InputError(
-            f"{folder} holds a start of layer {further[0]!r} ({file.layers[further[0]].initializer}; {len(further)} such "
-            "layers), which the plan starts plainly: starts of another plan"
+            f"{folder} holds a start of layer {further[0]!r} ({file.layers[further[0]].initializer}; {len(further)} "
+            "such layers), which the plan starts plainly: starts of another plan"
         )
     return file
