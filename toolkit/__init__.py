@@ -59,6 +59,7 @@ _HOME = {
     "chains": "toolkit.selection.select",
     "calibrated": "toolkit.runs.calibration",
     "build": "toolkit.runs.building",
+    "export": "toolkit.runs.exporting",
     "initialize": "toolkit.runs.starting.single",
     "run": "toolkit.runs.studies",
     "train": "toolkit.runs.finetuning.single",
@@ -151,6 +152,7 @@ if TYPE_CHECKING:
     from toolkit.registry import register as register
     from toolkit.runs.building import build as build
     from toolkit.runs.calibration import calibrated as calibrated
+    from toolkit.runs.exporting import export as export
     from toolkit.runs.finetuning.single import train as train
     from toolkit.runs.starting.single import initialize as initialize
     from toolkit.runs.studies import lock as lock

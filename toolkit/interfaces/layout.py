@@ -46,6 +46,10 @@ class Layout(ABC):
     def decoded(self, tensors: Mapping[str, torch.Tensor], shape: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
         """Ŵ (out, in) as the format's own library computes it from `tensors`, rounded to `dtype` as it does."""
 
+    def caution(self, shape: tuple[int, int]) -> str | None:
+        """What is known to go wrong when the format's library computes a weight of this shape; None: nothing."""
+        return None
+
     def scale(self, packed: Packed) -> float | None:
         """The scale of the whole tensor, which layers that engines fuse must share; None where there is none."""
         return None

@@ -87,6 +87,15 @@ class BitsAndBytesLayout(Layout):
             kept["nested_offset"] = kept["nested_absmax"].new_tensor(about["nested_offset"])
         return self.quantizer.decode(kept, shape).reshape(shape).to(dtype)
 
+    def caution(self, shape: tuple[int, int]) -> str | None:
+        """Rows that are no whole number of blocks, on a CPU (measured in 0.50.2)."""
+        if shape[1] % self.quantizer.block == 0:
+            return None
+        return (
+            f"rows of {shape[1]} weights are no whole number of blocks of {self.quantizer.block}, and bitsandbytes' "
+            "CPU kernels then read the wrong maxima; its CUDA kernels read them rightly"
+        )
+
 
 class PackedE2M1(Layout):
     """What compressed-tensors' two packed layouts share: two codes a byte, the first in the low half, (out, in/2)."""
