@@ -28,24 +28,25 @@ class Grid(ABC):
     @abstractmethod
     def fit(
         self,
-        start: int,
+        columns: torch.Tensor,
         values: torch.Tensor,
         importance: torch.Tensor | None = None,
         spread: torch.Tensor | None = None,
     ) -> None:
-        """Fix the scales of the group that begins at column `start`.
+        """Fix the scales of one group of columns.
 
         With `importance` they are searched, row by row, as to minimise Σ_j importance_j·(w_j − ŵ_j)². With `spread`
         besides, the columns are rounded one after the other, and each one's error is moved onto those after it
         before they are: w_k ← w_k − (w_j − ŵ_j)·spread_jk for k > j.
 
         Args:
-            values: w, (out, columns of the group), float32, as they are now.
-            importance: (columns of the group,), not negative; None takes the quantizer's own rule, no search.
-            spread: (columns of the group,)², read above its diagonal.
+            columns: (n,) int64, all of the group, in the order that `spread` has them.
+            values: w, (out, n), float32, as they are now.
+            importance: (n,), not negative; None takes the quantizer's own rule, no search.
+            spread: (n, n), read above its diagonal.
 
         Raises:
-            ValueError: this grid has no groups, `start` begins none, or `values` has another number of columns.
+            ValueError: this grid has no groups, or `columns` are not all of one.
         """
 
     @abstractmethod

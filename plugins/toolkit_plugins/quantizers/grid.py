@@ -53,13 +53,13 @@ class BlockGrid(Grid):
 
     def fit(
         self,
-        start: int,
+        columns: torch.Tensor,
         values: torch.Tensor,
         importance: torch.Tensor | None = None,
         spread: torch.Tensor | None = None,
     ) -> None:
         """As the interface says; the search tries the format's own scale for `values` and its `scale_candidates`."""
-        number = _group(self, start, values, self.columns)
+        number = _group(self, columns, self.columns)
         values = values.T.float().contiguous()
         quantizer, name = self.quantizer, self.quantizer.scale_name
         blocks = torch.arange(self.rows, device=values.device) * len(self.scale) + number
@@ -159,15 +159,14 @@ class Shifted(Grid):
 
     def fit(
         self,
-        start: int,
+        columns: torch.Tensor,
         values: torch.Tensor,
         importance: torch.Tensor | None = None,
         spread: torch.Tensor | None = None,
     ) -> None:
         """As the interface says; the second stage's scales."""
-        _group(self, start, values, self.base.shape[1])
-        stop = start + values.shape[1]
-        self.rest.fit(start, values.float() - self.base[:, start:stop], importance, spread)
+        _group(self, columns, self.base.shape[1])
+        self.rest.fit(columns, values.float() - self.base[:, columns], importance, spread)
 
     def round(self, columns: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         """As the interface says."""
@@ -182,13 +181,12 @@ class Shifted(Grid):
         return Packed(self.quantizer, kept, second.shape, self.dtype)
 
 
-def _group(grid: Grid, start: int, values: torch.Tensor, columns: int) -> int:
-    """The number of the group that begins at `start`."""
+def _group(grid: Grid, columns: torch.Tensor, count: int) -> int:
+    """The number of the group that these columns are."""
     if grid.group is None:
         raise ValueError("the blocks of this weight run over the ends of its rows: no columns share a scale")
-    if start % grid.group or not 0 <= start < columns:
-        raise ValueError(f"no group begins at column {start}; they begin at multiples of {grid.group} below {columns}")
-    size = min(grid.group, columns - start)
-    if values.shape[1] != size:
-        raise ValueError(f"the group at column {start} has {size} columns; found {values.shape[1]}")
-    return start // grid.group
+    found = sorted(columns.tolist())
+    number = found[0] // grid.group if found else 0
+    if found != list(range(number * grid.group, min((number + 1) * grid.group, count))):
+        raise ValueError(f"columns {found} are not all of one group of {grid.group} columns of {count}")
+    return number
