@@ -19,8 +19,8 @@ STAGES = ["weights", "selection", "runs", "analysis"]
 ABOVE = ["toolkit.cli", "toolkit.comparison"]
 """What puts the stages together."""
 
-PLAIN_WORDS = {"all", "none", "density", "fixed", "wikitext2"}
-"""Component names that are also words of the core: a profile's column, an answer in a message, a text's source."""
+PLAIN_WORDS = {"all", "none", "density", "fixed", "residual", "wikitext2"}
+"""Component names that are also words of the core: a column, an answer in a message, a text's source."""
 
 
 def test_import_contracts_hold():

@@ -148,7 +148,7 @@ def test_output_errors_are_those_of_the_layers_outputs(study, other_text):
     """√(Σ‖(W − Ŵ)x‖²/Σ‖Wx‖²) over the calibration tokens, the inputs collected by hand."""
     folder = study(calibration={"text": str(other_text), "windows": 5, "window": 32}, scalings=[2.0])
     found = reports(run(folder))
-    assert found["plain"].calibration.tokens == 160 and found["fitted"].scaling is None
+    assert found["plain"].calibration.tokens == 160 and found["fitted"].scaling == 2 and found["plain"].scaling is None
     declared = Initialization.read(folder)
     model = AutoModelForCausalLM.from_pretrained(declared.model, dtype=torch.float32).eval()
     inputs = {}

@@ -39,8 +39,8 @@ def certify(study: str | os.PathLike[str], out: str | os.PathLike[str], *, parti
         partial: also certify a study that lacks runs; it is exploratory, and the missing runs are its reason.
 
     Raises:
-        InputError: it is a study of another kind; runs are missing (they are named), a report or the profile is damaged,
-            or `verify` would refuse the certificate, because the draws are not those that the laws give.
+        InputError: it is a study of another kind; runs are missing (they are named), a report or the profile is
+            damaged, or `verify` would refuse the certificate, because the draws are not those that the laws give.
     """
     from toolkit.analysis.certificates.verification import check
 

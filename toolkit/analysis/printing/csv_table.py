@@ -6,7 +6,9 @@ import csv
 import io
 from typing import Any
 
-from toolkit.analysis.printing.trained import KIND, csv_lines
+from toolkit.analysis.printing import starts, trained
+from toolkit.analysis.printing.starts import csv_lines as started_lines
+from toolkit.analysis.printing.trained import csv_lines as trained_lines
 
 COLUMNS = (
     *("study", "form", "confirmatory", "model", "fingerprint", "text", "text_sha256"),
@@ -20,15 +22,18 @@ COLUMNS = (
     *("headroom", "headroom_low", "headroom_high", "oracle_p", "oracle_separated", "sd_over_sets", "se_over_text"),
 )
 
+OTHERS = {trained.KIND: trained_lines, starts.KIND: started_lines}
+"""Kind of a table's data → the module of its lines, where it is none of selections."""
+
 
 def render(data: dict[str, Any]) -> str:
     """RFC 4180 quoting, a heading line, `\\n` line ends; a cell that does not apply is empty."""
     out = io.StringIO()
-    trained = data["kind"] == KIND
-    columns = csv_lines.COLUMNS if trained else COLUMNS
+    other = OTHERS.get(data["kind"])
+    columns = COLUMNS if other is None else other.COLUMNS
     writer = csv.DictWriter(out, columns, restval="", lineterminator="\n")
     writer.writeheader()
-    for line in csv_lines.lines(data) if trained else _lines(data):
+    for line in _lines(data) if other is None else other.lines(data):
         writer.writerow({k: _cell(v) for k, v in line.items()})
     return out.getvalue().rstrip("\n")
 

@@ -15,10 +15,11 @@ import numpy as np
 from toolkit.analysis.printing import drawing, grid, layout
 from toolkit.analysis.printing.drawing import COLOURS, DRAW, FAINT, INK, LINE, MARKERS
 from toolkit.analysis.printing.effects_figure import effects_figure
+from toolkit.analysis.printing.starts.figure import figure as starts_figure
 from toolkit.analysis.printing.summary import summary
 from toolkit.analysis.printing.trained.figure import figure as trained_figure
 from toolkit.analysis.reading import reports
-from toolkit.analysis.reading.kinds import is_trained
+from toolkit.analysis.reading.kinds import STARTS, TRAINED, kind_in
 from toolkit.errors import InputError, closest
 
 if TYPE_CHECKING:
@@ -38,7 +39,8 @@ def figure(study: str | os.PathLike[str], out: str | os.PathLike[str], *, kind: 
     """Draw a study: `strips` (draws and arms) or `effects` (what each layer alone is worth).
 
     A fine-tuning study: `strips` (every run of every arm), `frontier` (accuracy against throughput, peak memory as
-    label) or `tuning` (loss of the trials against the tuned lever).
+    label) or `tuning` (loss of the trials against the tuned lever). A study of starts: `strips` alone, residual and
+    loss of every arm against the scaling.
 
     Strips: one panel a budget (and one row of panels a text), one strip an arm and control, grouped by arm. A
     strip holds the outcome of each of the control's draws (moved up and down only so that they can be told apart),
@@ -55,8 +57,9 @@ def figure(study: str | os.PathLike[str], out: str | os.PathLike[str], *, kind: 
             `toolkit.analysis.printing.effects_figure.effects_figure` and
             `toolkit.analysis.printing.trained.figure.figure`.
     """
-    if is_trained(study):
-        return trained_figure(study, out, kind=kind)
+    of = kind_in(study)
+    if of in (TRAINED, STARTS):
+        return (trained_figure if of == TRAINED else starts_figure)(study, out, kind=kind)
     kinds = ("strips", "effects")
     if kind not in kinds:
         raise InputError(f"no kind of figure is called {kind!r}; {closest(kind, kinds)}")

@@ -6,6 +6,9 @@ from typing import Any
 
 from toolkit.analysis.printing import verdict_grids
 from toolkit.analysis.printing.grid import NOTHING, Grid, count, percent, probability, signed
+from toolkit.analysis.printing.starts import KIND as STARTED
+from toolkit.analysis.printing.starts import grids as started_grids
+from toolkit.analysis.printing.starts import layout as started_layout
 from toolkit.analysis.printing.trained import KIND
 from toolkit.analysis.printing.trained import grids as trained_grids
 from toolkit.analysis.printing.trained import layout as trained_layout
@@ -15,6 +18,8 @@ def grids(data: dict[str, Any]) -> list[Grid]:
     """Every table: each text's scores and comparisons, the claims and what bears on them, how alike selections are."""
     if data["kind"] == KIND:
         return trained_grids.grids(data)
+    if data["kind"] == STARTED:
+        return started_grids.grids(data)
     found = []
     for text in data["texts"]:
         if data["kind"] == "table":
@@ -27,7 +32,7 @@ def grids(data: dict[str, Any]) -> list[Grid]:
 
 def sentences(data: dict[str, Any]) -> list[str]:
     """What was found, one sentence a claim; then one a claim on which the laws differ."""
-    if data["kind"] == KIND:
+    if data["kind"] in (KIND, STARTED):
         return list(data["sentences"])
     verdicts = data["verdicts"]
     if verdicts is None:
@@ -39,6 +44,8 @@ def caption(data: dict[str, Any]) -> list[str]:
     """Whether the results are confirmatory, then what was judged, on which weights and texts: one sentence a line."""
     if data["kind"] == KIND:
         return trained_layout.caption(data)
+    if data["kind"] == STARTED:
+        return started_layout.caption(data)
     lines = [status(data), *(_of_study(data) if data["kind"] == "table" else _of_scores(data))]
     lines += data["notes"]
     if data.get("missing"):

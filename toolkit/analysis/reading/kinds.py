@@ -33,12 +33,3 @@ def kind_in(study: str | os.PathLike[str]) -> str:
             data: Any = read_json(file) if file.suffix == ".json" else read_yaml(file)[0]
             return str(data.get("kind", SELECTIONS)) if isinstance(data, dict) else SELECTIONS
     return SELECTIONS
-
-
-def is_trained(study: str | os.PathLike[str]) -> bool:
-    """Whether it is a study of fine-tuning.
-
-    Raises:
-        InputError: as `kind_in`.
-    """
-    return kind_in(study) == TRAINED

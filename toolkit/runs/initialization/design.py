@@ -74,10 +74,10 @@ def expand(study: Initialization, profile: Profile) -> list[Run]:
     """Every run, the 16-bit model first; an arm whose start adds nothing, s·BA = 0, is one run for all scalings."""
     runs = [Run(SIXTEEN_BIT)]
     for arm in study.arms:
-        free = registry.make("initializer", arm.initializer).plain or len(study.scalings) == 1
-        for s in study.scalings[:1] if free else study.scalings:
-            name = arm.name if free else f"{arm.name}.s{s:g}"
-            runs.append(Run(name, arm, None if free else s, _plan(study, arm, profile, s)))
+        plain = registry.make("initializer", arm.initializer).plain
+        for s in study.scalings[:1] if plain else study.scalings:
+            name = arm.name if plain or len(study.scalings) == 1 else f"{arm.name}.s{s:g}"
+            runs.append(Run(name, arm, None if plain else s, _plan(study, arm, profile, s)))
     names = [run.name for run in runs]
     for name in names:
         if names.count(name) > 1:
