@@ -4,6 +4,8 @@ import pytest
 import torch
 
 from toolkit.records.levers import Levers, Seeds
+from toolkit.records.plan import Adapter, LayerPlan, Plan
+from toolkit.runs.building import build
 from toolkit.runs.tasks.encoding import Encoded
 from toolkit.runs.training import train
 from toolkit.runs.training.batches import schedule
@@ -123,6 +125,40 @@ def test_an_adapter_that_does_not_move_ends_the_run(arm, rows, tmp_path, steps, 
     (flag,) = outcome.flags
     assert (flag.check, flag.step) == ("adapter-still-zero", step)
     assert "28 adapters" in flag.reason
+
+
+def started(dense, s: float = 2.75):
+    """A model whose every B starts elsewhere than at zero."""
+    adapter = Adapter(rank=4, alpha=4 * s, scaler="lora", scaling=s)
+    return build(dense(), Plan(default=LayerPlan(quantizer="nf4", adapter=adapter, initializer="loftq(iterations=1)")))
+
+
+@pytest.mark.parametrize(("steps", "step"), [(6, 2), (1, 1)])
+def test_a_b_that_starts_elsewhere_and_does_not_move_ends_the_run(dense, rows, tmp_path, steps, step):
+    levers = LEVERS.model_copy(update={"learning_rate": 1e-50, "steps": steps})
+    outcome = train(started(dense), rows(), levers, Seeds.all(0), folder=tmp_path, pad=0, progress=False)
+    (flag,) = outcome.flags
+    assert (flag.check, flag.step) == ("adapter-did-not-move", step)
+    assert "28 adapters" in flag.reason
+
+
+def test_one_b_of_many_that_does_not_move_is_named(dense, rows, tmp_path):
+    """Its gradient is that of a number that float32 cannot add: the others learn."""
+    model = started(dense)
+    path = "base_model.model.model.layers.1.self_attn.v_proj.lora_B.default.weight"
+    model.get_parameter(path).data *= 1e12
+    outcome = train(model, rows(), LEVERS, Seeds.all(0), folder=tmp_path, pad=0, progress=False)
+    (flag,) = outcome.flags
+    assert (flag.check, flag.layer) == ("adapter-did-not-move", "model.layers.1.self_attn.v_proj")
+
+
+def test_a_b_that_starts_elsewhere_and_learns_passes(dense, rows, tmp_path):
+    levers = LEVERS.model_copy(update={"steps": 12})
+    model = started(dense)
+    before = {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
+    outcome = train(model, rows(), levers, Seeds.all(0), folder=tmp_path, pad=0, progress=False)
+    assert outcome.finished and not outcome.flags
+    assert all(not torch.equal(p, before[name]) for name, p in model.named_parameters() if name in before)
 
 
 def test_padding_waste_is_flagged(arm, tmp_path):

@@ -21,6 +21,7 @@ from torch import nn
 from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback
 
 from toolkit.errors import InputError, RunError
+from toolkit.records.plan import Plan
 from toolkit.runs.adapters import uncast
 from toolkit.runs.models import check_vocabulary
 from toolkit.runs.training import checkpoints, settings
@@ -314,6 +315,7 @@ def trainer(
         "data": _digest(data),
         "dtype": str(_dtype(model)).removeprefix("torch."),
         "trained": {path: list(p.shape) for path, p in trained.items()},
+        "plan": found.hash if isinstance(found := getattr(model, "plan", None), Plan) else None,
     }
     return made
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -47,26 +48,43 @@ def check_gradients(model: nn.Module, step: int) -> None:
     without = [path for path, p in trained.items() if p.grad is None]
     if without:
         raise fatal("no-gradient", f"{_named(without)} received no gradient at step {step}", step, _layer(without[0]))
-    chosen = [path for path in trained if "lora_B" in path.split(".")] or list(trained)
+    chosen = [path for path in trained if _is_b(path)] or list(trained)
     sizes = torch.stack([trained[path].grad.abs().amax().float() for path in chosen])
     empty = [path for path, size in zip(chosen, sizes.tolist(), strict=True) if size == 0]
     if empty:
         raise fatal("zero-gradient", f"the gradient of {_named(empty)} is zero at step {step}", step, _layer(empty[0]))
 
 
-def check_moved(model: nn.Module, step: int) -> None:
-    """After the first updates: no B is still zero.
+def beginnings(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Parameter path → a copy on the CPU of every B that does not start at zero, for `check_moved`."""
+    found = {path: p.detach() for path, p in model.named_parameters() if p.requires_grad and _is_b(path)}
+    return {path: p.to("cpu", copy=True) for path, p in found.items() if bool(p.any())}
+
+
+def check_moved(model: nn.Module, step: int, began: Mapping[str, torch.Tensor]) -> None:
+    """After the first updates: no B is still as it started, zero or, under an initializer that fits one, another.
+
+    Args:
+        began: `beginnings` of the model before its first update.
 
     Raises:
         Unhealthy: it names the adapters.
     """
-    held = {path: p for path, p in model.named_parameters() if p.requires_grad and "lora_B" in path.split(".")}
-    if not held:
-        return
-    sizes = torch.stack([p.detach().abs().amax().float() for p in held.values()]).tolist()
-    still = [path for path, size in zip(held, sizes, strict=True) if size == 0]
+    held = {path: p.detach() for path, p in model.named_parameters() if p.requires_grad and _is_b(path)}
+    zero = {path: p for path, p in held.items() if path not in began}
+    if zero:
+        sizes = torch.stack([p.abs().amax().float() for p in zero.values()]).tolist()
+        still = [path for path, size in zip(zero, sizes, strict=True) if size == 0]
+        if still:
+            raise fatal("adapter-still-zero", f"{_named(still)} still zero after step {step}", step, _layer(still[0]))
+    still = [path for path, start in began.items() if path in held and torch.equal(held[path].cpu(), start)]
     if still:
-        raise fatal("adapter-still-zero", f"{_named(still)} still zero after step {step}", step, _layer(still[0]))
+        reason = f"{_named(still)} still as {'it' if len(still) == 1 else 'they'} started after step {step}"
+        raise fatal("adapter-did-not-move", reason, step, _layer(still[0]))
+
+
+def _is_b(path: str) -> bool:
+    return "lora_B" in path.split(".")
 
 
 def _named(paths: list[str]) -> str:

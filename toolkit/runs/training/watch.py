@@ -11,7 +11,15 @@ from transformers import TrainerCallback
 from toolkit.runs.progress import Progress, say
 from toolkit.runs.training.course import Clock, Curve
 from toolkit.runs.training.fair_trainer import FairTrainer
-from toolkit.runs.training.health import PATIENCE, SCALE_FLOOR, check_gradients, check_moved, fatal, not_finite
+from toolkit.runs.training.health import (
+    PATIENCE,
+    SCALE_FLOOR,
+    beginnings,
+    check_gradients,
+    check_moved,
+    fatal,
+    not_finite,
+)
 from toolkit.runs.training.pacing import Pacer
 from toolkit.runs.training.settings import LOG
 
@@ -48,6 +56,7 @@ class Watch(TrainerCallback):
         self._progress, self._name, self._shown = progress, name, 0
         self._rates: list[float] = []
         self._several = trainer.args.world_size > 1
+        self._starts = beginnings(trainer.model)  # a checkpoint's are loaded later
         self._began: tuple[float, int] | None = None
         trainer.position = lambda: {
             "seconds": clock.seconds,
@@ -103,7 +112,8 @@ class Watch(TrainerCallback):
             self._updates = min((int(state["step"]) for state in optimizer.state.values()), default=0)
         if self._updates >= 2 or (self._updates and last):
             self.look()
-            check_moved(self.trainer.model, step)
+            check_moved(self.trainer.model, step, self._starts)
+            self._starts = {}
 
     @property
     def _progress_due(self) -> bool:
