@@ -66,7 +66,7 @@ class LoftQPEFT(Initializer):
 
 
 def peft_loftq(weight: torch.Tensor, rank: int, iterations: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(Ŵ dense, A, B) of a float32 weight, as `loftq_init(weight, num_bits=4, …)` answers.
+    """(Ŵ dense in the weight's dtype, A, B), as `loftq_init(weight, num_bits=4, …)` answers.
 
     Raises:
         InputError: PEFT or bitsandbytes is not installed.
@@ -78,11 +78,16 @@ def peft_loftq(weight: torch.Tensor, rank: int, iterations: int) -> tuple[torch.
         raise InputError(f"PEFT's LoftQ needs peft and bitsandbytes: {error}") from None
     if weight.device.type == "cuda":
         return loftq_utils.loftq_init(weight, num_bits=4, reduced_rank=rank, num_iter=iterations)
-    rest = weight
+    exact = weight.float()
+    rest = exact
     for _ in range(iterations):
-        packed, state = functional.quantize_4bit(rest, blocksize=64, quant_type="nf4", compress_statistics=False)
-        dense = functional.dequantize_4bit(packed, state)
-        found = loftq_utils._low_rank_decomposition(weight - dense, reduced_rank=rank)
+        # flat, as the blocks lie: given rows that are no whole number of blocks, bitsandbytes' CPU kernel reads the
+        # wrong maxima (0.50.2)
+        codes, state = functional.quantize_4bit(
+            rest.reshape(-1), blocksize=64, quant_type="nf4", compress_statistics=False
+        )
+        dense = functional.dequantize_4bit(codes, state).view_as(exact)
+        found = loftq_utils._low_rank_decomposition(exact - dense, reduced_rank=rank)
         a, b = found["R"], found["L"]
-        rest = weight - b @ a
-    return dense, a, b
+        rest = exact - b @ a
+    return dense.to(weight.dtype), a, b

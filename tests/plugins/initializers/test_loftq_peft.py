@@ -88,3 +88,12 @@ def test_on_a_gpu(weight):
     here = tk.initialize(weight, "loftq-peft", "nf4", rank=8, alpha=16)
     there = tk.initialize(weight.cuda(), "loftq-peft", "nf4", rank=8, alpha=16)
     assert there.residual == pytest.approx(here.residual, rel=1e-3)
+
+
+@pytest.mark.parametrize("shape", [(48, 80), (80, 48), (7, 13), (96, 64)])
+def test_shapes_whose_rows_are_no_whole_number_of_blocks(shape):
+    weight = torch.randn(shape, generator=torch.Generator().manual_seed(1))
+    key, rank = "nf4(double=false)", min(4, *shape)
+    theirs = tk.initialize(weight, "loftq-peft", key, rank=rank, scaler="fixed(value=1)")
+    ours = tk.initialize(weight, "loftq(iterations=1)", key, rank=rank, scaler="fixed(value=1)")
+    assert theirs.residual == pytest.approx(ours.residual, rel=1e-5)
