@@ -108,21 +108,31 @@ def plan(
     rank: Annotated[int | None, typer.Option(help="Adapter rank; without it there are no adapters.")] = None,
     alpha: Annotated[float | None, typer.Option(help="Adapter alpha (default 16).")] = None,
     scaler: Annotated[str | None, typer.Option(help="Scaler key: lora (default), rslora or 'fixed(value=…)'.")] = None,
+    initializer: Annotated[
+        str | None,
+        typer.Option(
+            help="What the quantized layers start from: zero (default), loftq …; `toolkit list initializers`."
+        ),
+    ] = None,
     output: Output = None,
 ) -> None:
     """Write the per-layer plan: which layers stay in 16 bit, which are quantized, which get an adapter.
 
     Example: toolkit plan --protect top.json --base nf4 --rank 8 --alpha 16 --scaler rslora -o plan.json
     """
+    from toolkit.registry import registry
     from toolkit.records.plan import Plan
     from toolkit.records.selection import Selection
 
     of_adapters = {name: value for name, value in (("alpha", alpha), ("scaler", scaler)) if value is not None}
     if rank is None and of_adapters:
         raise InputError(f"--{' and --'.join(of_adapters)} without --rank: a plan without a rank has no adapters")
+    begun = {} if initializer is None else {"initializer": initializer}
+    if rank is None and initializer is not None and registry.make("initializer", initializer).needs_rank:
+        raise InputError(f"--initializer {initializer} fits an adapter, and a plan without --rank has none")
     protected = Selection.load(protect) if protect else None
     adapted = Selection.load(adapt) if adapt else None
-    emit(Plan.protecting(protected, base, adapt=adapted, rank=rank, **of_adapters), output)
+    emit(Plan.protecting(protected, base, adapt=adapted, rank=rank, **of_adapters, **begun), output)
 
 
 def _pairs(items: list[str]) -> dict[str, str]:

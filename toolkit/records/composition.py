@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from toolkit.errors import InputError
 from toolkit.records.budget import Budget
@@ -56,6 +56,8 @@ class Composition(Record):
         protect: which layers are protected; none where it is left out.
         protect_as: quantizer of the protected layers; `none` keeps their 16 bit.
         compute_dtype, range_guard: of the protected layers; see `toolkit.records.plan.LayerPlan`.
+        initializer: of the layers that are not protected, where they have the adapter that it needs; see
+            `toolkit.records.plan.Plan.protecting`. One that is calibrated needs the study's `calibration`.
         adapt: which layers get an adapter; all where it is left out.
         levers: for this arm only; each must be declared in the study's `factors`.
     """
@@ -69,4 +71,13 @@ class Composition(Record):
     adapt: Choice | None = None
     scaler: str = "lora"
     dora: bool = False
+    initializer: str = "zero"
     levers: dict[str, Any] = {}
+
+    @model_serializer(mode="wrap")
+    def _without_plain(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """A plain start is left out, so that the declaration of a study from before there was another stays itself."""
+        data: dict[str, Any] = handler(self)
+        if data.get("initializer") == type(self).model_fields["initializer"].default:
+            del data["initializer"]
+        return data

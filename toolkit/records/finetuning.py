@@ -13,6 +13,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from toolkit.errors import InputError, closest
 from toolkit.records.composition import MOST, Choice, Composition, Name
 from toolkit.records.declared import read_declared
+from toolkit.records.initialization import CalibrationUse
 from toolkit.records.io import File, Record, Refusal, digest
 from toolkit.records.levers import Levers, Seeds
 from toolkit.records.study import DEMO_MODEL
@@ -69,7 +70,8 @@ class Contrasts(Record):
         baseline: every other arm is compared with it.
         pairs: further comparisons, [arm, arm]; an arm with its matched random arm is always one.
         outcome: `loss`, nats a gold target token on held-out rows, paired by row; or `score`, the task's metric.
-        paired: runs of one seed are paired (the same adapters, data order and rows); declared, not chosen by result.
+        paired: runs of one seed are paired (the same data order and rows, and the same A of every layer that both arms
+            adapt, unless an initializer sets it); declared, not chosen by result.
         margin: within which two arms are called equivalent, in the outcome's unit; and its reason.
         level: of the family.
     """
@@ -115,6 +117,7 @@ class FineTuning(File):
         repeats: a file that leaves it out has the baseline four times; `null` is none, and the table says so.
         seeds: a number n of runs an arm and task (seeds 0 … n−1, one for everything), or the sets of seeds.
         batch: rows a forward pass of the evaluation.
+        calibration: the text that calibrated initializers of arms are given; null where none asks for one.
         keep_adapters: save each run's adapter beside its report, in PEFT's format.
         small: fields that replace the above in the small form (`--small`).
     """
@@ -132,6 +135,7 @@ class FineTuning(File):
     tune: Tune | None = None
     timing: Timing = Timing()
     batch: int = Field(default=32, gt=0)
+    calibration: CalibrationUse | None = None
     keep_adapters: bool = False
     analysis: Contrasts
     form: Literal["full", "small"] = "full"
@@ -346,6 +350,9 @@ def _named(data: dict[str, Any]) -> dict[str, Any]:
     found = dict(data)
     if isinstance(found.get("model"), str) and Path(found["model"]).is_dir():
         found["model"] = Path(found["model"]).name
+    use = found.get("calibration")
+    if isinstance(use, dict) and isinstance(use.get("text"), str):
+        found["calibration"] = use | {"text": Path(use["text"]).name}
     if isinstance(found.get("tasks"), dict):
         found["tasks"] = {
             key: use | {path: Path(use[path]).name for path in PATHS if isinstance(use.get(path), str)}
@@ -375,6 +382,9 @@ def _beside(data: Any, home: Path) -> Any:
 
     if found.get("model") not in (None, DEMO_MODEL):
         found["model"] = here(found["model"])
+    use = found.get("calibration")
+    if isinstance(use, dict) and isinstance(use.get("text"), str) and Path(use["text"]).suffix:
+        found["calibration"] = use | {"text": here(use["text"])}
     if isinstance(found.get("tasks"), dict):
         found["tasks"] = {
             name: use | {key: here(use[key]) for key in PATHS if key in use} if isinstance(use, dict) else use

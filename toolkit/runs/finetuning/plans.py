@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Literal
 
 from toolkit.errors import InputError
-from toolkit.interfaces import CalibratedSelector, Quantizer, Selector, Task
+from toolkit.interfaces import CalibratedSelector, Initializer, Quantizer, Selector, Task
 from toolkit.records.composition import Choice, Composition
 from toolkit.records.finetuning import FineTuning
 from toolkit.records.levers import Levers, Seeds
@@ -64,6 +64,7 @@ def plan(
             dora=composed.dora,
             compute_dtype=composed.compute_dtype,
             range_guard=composed.range_guard,
+            initializer=composed.initializer,
         ).model_copy(update={"model": profile.model, "fingerprint": profile.fingerprint})
         checked(made)
         if adapt is not None and not adapt.layers:
@@ -127,6 +128,12 @@ def _check_arm(study: FineTuning, arm: Composition) -> None:
     registry.make("quantizer", arm.base)
     registry.make("quantizer", arm.protect_as)
     registry.make("scaler", arm.scaler)
+    begin: Initializer = registry.make("initializer", arm.initializer)
+    if begin.needs_calibration and study.calibration is None:
+        raise InputError(
+            f"initializer {begin.key} is calibrated: name a text, as in `calibration: {{text: wikitext2}}` (another text "
+            "than the tasks')"
+        )
     for use, choice in choices(arm):
         selector: Selector = registry.make("selector", choice.selector)
         for key in selector.quantizers:
@@ -184,6 +191,7 @@ def components(study: FineTuning) -> list[tuple[str, str]]:
     found = [("quantizer", key) for arm in study.arms for key in (arm.base, arm.protect_as)]
     found += [("quantizer", key) for key in quantizers(study)]
     found += [("scaler", arm.scaler) for arm in study.arms]
+    found += [("initializer", arm.initializer) for arm in study.arms]
     found += [("selector", key) for key in selectors(study)]
     found += [("task", key) for use in study.tasks.values() for key in (use.task, use.train) if key is not None]
     return list(dict.fromkeys(found))
