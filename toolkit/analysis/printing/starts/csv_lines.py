@@ -8,7 +8,7 @@ from toolkit.records.report import SIXTEEN_BIT
 
 COLUMNS = (
     *("study", "form", "model", "fingerprint", "confirmatory", "part", "text", "activations", "arm", "scaling", "run"),
-    *("base", "initializer", "role", "zero", "residual", "relative", "output", "relative_output", "worse"),
+    *("base", "initializer", "role", "plain", "residual", "relative", "output", "relative_output", "worse"),
     *("worse_outputs", "layers", "tokens", "loss", "perplexity", "kl", "agreement", "fallbacks", "seconds"),
     *("peak_bytes", "first", "second", "outcome", "difference", "low", "high", "coverage", "verdict"),
 )
@@ -24,7 +24,7 @@ def lines(data: dict[str, Any]) -> list[dict[str, Any]]:
             {"part": "score", "text": text, "activations": key, "arm": SIXTEEN_BIT} | score
             for key, score in scores.items()
         ]
-    means = ("zero", "residual", "relative", "output", "relative_output")
+    means = ("plain", "residual", "relative", "output", "relative_output")
     names = ("arm", "scaling", "run", "base", "initializer", *means, "worse", "worse_outputs", "layers")
     for entry in data["entries"]:
         common = {name: entry[name] for name in (*names, "seconds", "peak_bytes")}

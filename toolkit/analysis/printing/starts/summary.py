@@ -116,7 +116,7 @@ def _means(layers: list[LayerOutcome]) -> dict[str, float | None]:
 
     seen = [layer for layer in layers if layer.output is not None and layer.output_zero]
     return {
-        "zero": mean(lambda layer: layer.zero, layers),
+        "plain": mean(lambda layer: layer.zero, layers),
         "residual": mean(lambda layer: layer.residual, layers),
         "relative": mean(lambda layer: layer.residual / layer.zero, [layer for layer in layers if layer.zero]),
         "output": mean(lambda layer: layer.output or 0.0, seen),
