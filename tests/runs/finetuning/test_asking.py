@@ -8,9 +8,11 @@ import pytest
 
 from toolkit.cli import main
 from toolkit.errors import InputError
-from toolkit.runs import finetuning, studies
+from toolkit.records.study import Study
+from toolkit.runs import finetuning, ranking, studies
 from toolkit.runs.finetuning.asking import asked
 from toolkit.runs.finetuning.design import divided
+from toolkit.runs.ranking.asking import asked as asked_ranking
 
 UNREAD = {"sums": {"task": "arithmetic(largest=10)", "data": "no-such-folder"}}
 """A task whose rows cannot be read: whoever tries says so."""
@@ -45,6 +47,30 @@ def test_a_model_that_is_not_there_is_said_before_rows_are_read(study, tmp_path,
     with pytest.raises(InputError, match=r"^no model at .*gone"):
         begin(ranking, model=model, texts=["no-such-file.txt"], out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_study_given_as_an_object_lies_where_its_results_will_whatever_its_kind(declared, tmp_path, monkeypatch):
+    """`home` is what a commit is looked for in, and never the current folder by chance."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "lab").mkdir()
+    selections = Study.read(Path(__file__).parents[3] / "studies" / "ranking-control")
+    for ask, given in ((asked, declared()), (asked_ranking, selections)):
+        found = ask(given, model="org/Name", out=tmp_path / "lab" / "new" / "out")
+        assert found.study == given.model_copy(update={"model": "org/Name"}) and found.study.model == "org/Name"
+        assert (found.home, found.folder) == (tmp_path / "lab", tmp_path / "lab" / "new" / "out")
+        with pytest.raises(InputError, match=rf"\({type(given).__name__}\) needs `out`"):
+            ask(given)
+
+
+def test_a_study_that_cannot_be_run_is_named_whatever_its_kind(study, tmp_path):
+    selections = Path(__file__).parents[3] / "studies" / "ranking-control" / "study.yaml"
+    text = selections.read_text(encoding="utf-8")
+    wrong = tmp_path / "study.yaml"
+    wrong.write_text(text.replace("base: nf4 ", "base: nf5 "), encoding="utf-8")
+    trained = study(arms=[{"name": "q", "base": "nf5"}], analysis={"baseline": "q"}) / "study.yaml"
+    for begin, given in ((ranking.run, wrong), (finetuning.run, trained)):
+        with pytest.raises(InputError, match=rf"^{given}: .*'nf5'"):
+            begin(given, out=tmp_path / "out")
 
 
 def test_a_hub_id_is_left_to_the_hub(study):

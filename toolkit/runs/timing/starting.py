@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from toolkit.records.plan import Plan
     from toolkit.registry import Registry
-    from toolkit.runs.finetuning.asking import Asked
+    from toolkit.runs.asking import Asked
 
 ALLOCATOR = "expandable_segments:True"
 """PyTorch's allocator grows its blocks in place, for every arm alike, as in the paper (AQLoRA §4)."""
@@ -84,7 +84,7 @@ def _allocator() -> None:
 
 
 def _session(
-    what: Asked,
+    what: Asked[FineTuning],
     names: list[str],
     device: torch.device,
     dtype: torch.dtype,
