@@ -9,6 +9,7 @@ import torch
 from toolkit.errors import InputError
 from toolkit.interfaces import Given, Initializer, Packed, Quantizer, Start
 from toolkit.registry import registry
+from toolkit_plugins.initializers.compensation import output_error
 
 
 def check_rank(initializer: Initializer, shape: tuple[int, int], rank: int | None) -> None:
@@ -67,8 +68,9 @@ class Base:
         return cls(inner)
 
     def make(self, given: Given, weight: torch.Tensor) -> Start:
-        """The packed base of `weight` (W, or float32), with the inner initializer's notes and no adapter.
+        """The packed base of `weight` (W, or float32), without an adapter, and the inner initializer's notes.
 
+        They are of the weight that it was given, and stand as `base_…`, but for `fallback`, which stays what it is.
         A quantizer that keeps the weight's dtype bit for bit is given that dtype; any other the float32 values.
         """
         dtype = given.weight.dtype
@@ -79,7 +81,8 @@ class Base:
         else:
             bare = dataclasses.replace(given, weight=weight, rank=None, A=None, scaling=1.0)
             made = self.inner.initialize(bare)
-        return dataclasses.replace(made, base=dataclasses.replace(made.base, dtype=dtype))
+        notes = {key if key == "fallback" else f"base_{key}": value for key, value in made.notes.items()}
+        return dataclasses.replace(made, base=dataclasses.replace(made.base, dtype=dtype), notes=notes)
 
 
 def error_of(given: Given, base: Packed) -> torch.Tensor:
@@ -95,6 +98,15 @@ def norm(matrix: torch.Tensor) -> float:
 def left_over(error: torch.Tensor, a: torch.Tensor, b: torch.Tensor, scaling: float) -> float:
     """‖E − s·BA‖_F of the float32 factors as they are."""
     return norm(torch.addmm(error, b, a, alpha=-scaling))
+
+
+def output_notes(given: Given, base: Packed, a: torch.Tensor, b: torch.Tensor) -> dict[str, float]:
+    """`output_error`, relative, over the inputs' moments, of Ŵ + s·BA; nothing where the layer was not calibrated."""
+    if given.moments is None:
+        return {}
+    error = torch.addmm(error_of(given, base), b, a, alpha=-given.scaling)
+    second = given.moments.second.to(error.device, torch.float64)
+    return {"output_error": output_error(error, given.weight.detach().float(), second)}
 
 
 def same(one: Packed, other: Packed) -> bool:

@@ -17,6 +17,7 @@ from toolkit_plugins.initializers.fitting import (
     error_of,
     left_over,
     norm,
+    output_notes,
     same,
 )
 
@@ -37,7 +38,8 @@ class LoftQ(Initializer):
     early where a base repeats, since all that follows would. A base without error starts as the zero start does.
 
     Notes of a start: `svd_error`, the largest stated error of its fits (`low_rank.best`; 0 where all were exact);
-    `svd_exact`, how many were exact; `repeated`, the iteration whose base was the one before.
+    `svd_exact`, how many were exact; `repeated`, the iteration whose base was the one before; of a layer that was
+    calibrated, `output_error`, relative, and `base_…`, what the base's initializer says of the weight it was given.
 
     Attributes:
         iterations: T, at least 1 (LoftQ's experiments take 5).
@@ -113,7 +115,7 @@ class LoftQ(Initializer):
             residuals.append(left_over(error, now_a, now_b, given.scaling) / whole)
             if residuals[-1] < residuals[kept]:
                 kept, best, a, b = t, made, now_a, now_b
-        notes = dict(best.notes) | {"svd_error": stated, "svd_exact": exact}
+        notes = dict(best.notes) | {"svd_error": stated, "svd_exact": exact} | output_notes(given, best.base, a, b)
         if repeated is not None:
             notes["repeated"] = repeated
         return Start(best.base, a, b, given.scaling, tuple(residuals), kept, notes)

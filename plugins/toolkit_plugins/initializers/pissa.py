@@ -17,6 +17,7 @@ from toolkit_plugins.initializers.fitting import (
     error_of,
     left_over,
     norm,
+    output_notes,
     same,
 )
 
@@ -97,5 +98,5 @@ class PiSSA(Initializer):
                 kept, best = t, (made, a, b)
         assert best is not None
         made, a, b = best
-        notes = dict(made.notes) | {"svd_error": stated, "svd_exact": exact}
+        notes = dict(made.notes) | {"svd_error": stated, "svd_exact": exact} | output_notes(given, made.base, a, b)
         return Start(made.base, a, b, given.scaling, tuple(residuals), kept, notes)

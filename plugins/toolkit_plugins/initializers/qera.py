@@ -19,6 +19,7 @@ from toolkit_plugins.initializers.fitting import (
     error_of,
     left_over,
     norm,
+    output_notes,
 )
 
 Product = Callable[[torch.Tensor], torch.Tensor]
@@ -76,7 +77,8 @@ class Qera(Initializer):
         """The closed form, kept whatever ‖W − Ŵ − s·BA‖_F it comes to: that is not the norm it minimises.
 
         Notes: `captured`, the share of ‖E·S‖² that s·BA takes away; `damping`, δ as it was used, 0 where all inputs
-        were zero; `damping_raised`, how often it was raised; `svd_error` and `svd_exact` of the fit.
+        were zero; `damping_raised`, how often it was raised; `svd_error` and `svd_exact` of the fit;
+        `output_error`, relative, over the inputs' moments; `base_…`, what the base's initializer says.
 
         Raises:
             InputError: moments that are missing, of another width or not finite; a rank outside 1 to min(shape), a
@@ -106,6 +108,7 @@ class Qera(Initializer):
             "damping_raised": raised,
             "svd_error": fit.error,
             "svd_exact": int(fit.exact),
+            **output_notes(given, made.base, a, b),
         }
         residuals = (zero, left_over(error, a, b, given.scaling) / whole)
         return Start(made.base, a, b, given.scaling, residuals, 1, notes)

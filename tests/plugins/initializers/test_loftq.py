@@ -237,7 +237,7 @@ def test_another_initializer_makes_the_base():
         assert torch.equal(seen[0], weight) and len(seen) == 2
         first = fit(weight, rank=4, key="loftq(iterations=1)")
         assert start.residuals[0] == pytest.approx(0.5, abs=0.01) and first.residuals[0] < 0.1
-        assert start.notes["halved"] is True and start.base.dtype == torch.bfloat16
+        assert start.notes["base_halved"] is True and start.base.dtype == torch.bfloat16
         assert truth(weight, start) == pytest.approx(start.residual, rel=1e-5)
         # the second base was made from W − s·B₁A₁
         error = weight.double() - (tk.quantizer("nf4").quantize(weight / 2).dequantize().double())
