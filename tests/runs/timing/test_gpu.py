@@ -27,20 +27,50 @@ def device():
 
 @pytest.mark.parametrize("base", ["none", "nf4"])
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_no_step_waits_for_the_device_while_the_clock_runs(tiny, examples, tmp_path, device, base, checkpointing):
+def test_no_step_of_ours_waits_for_the_device_while_the_clock_runs(
+    tiny, examples, tmp_path, device, waits, packing, base, checkpointing
+):
+    """transformers waits once a forward to see whether rows are packed, in whatever loop; nothing else may."""
     model = build(tiny(torch.bfloat16).to(device), Plan.protecting(None, base=base, rank=4), dtype="bfloat16")
     levers = Levers(batch=2, accumulation=2, checkpointing=checkpointing)
     found = driver(model, examples((5, 8), (9, 4), (12, 12), (6, 7)), levers, Seeds.all(0), tmp_path, 0)
+    seen = waits()
+
+    def begin():
+        seen.begin()
+        torch.cuda.set_sync_debug_mode("warn")
+
+    def end():
+        torch.cuda.set_sync_debug_mode("default")
+        seen.end()
+
     try:
-        ran = found.run(
-            cycles=3,
-            begin=lambda: torch.cuda.set_sync_debug_mode("error"),
-            end=lambda: torch.cuda.set_sync_debug_mode("default"),
-        )
+        ran = found.run(cycles=3, begin=begin, end=end)
+    finally:
+        end()
+    found.close()
+    known, elsewhere = seen.split(*packing)
+    assert ran.cycles == 3 and ran.seconds > 0
+    assert not elsewhere and known <= 3 * 4  # four micro-batches a cycle
+
+
+def test_the_debug_mode_tells_where_python_waited(device, waits):
+    """What the test above reasons from."""
+    seen, one = waits(), torch.ones(1, device=device)
+
+    def look():
+        return bool(one > 0)
+
+    seen.begin()
+    torch.cuda.set_sync_debug_mode("warn")
+    try:
+        look(), look()
+        one.item()
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    found.close()
-    assert ran.cycles == 3 and ran.seconds > 0
+        seen.end()
+    known, elsewhere = seen.split(look)
+    assert known == 2 and sum(elsewhere.values()) == 1 and next(iter(elsewhere)).startswith(__file__)
 
 
 def test_the_memory_pass_counts_bytes(device):
