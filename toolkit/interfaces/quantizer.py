@@ -144,6 +144,21 @@ class Quantizer(Component):
             raise InputError(f"the weight holds NaN or infinity; {self.key} quantizes finite weights only")
         return weight
 
+    def each_row(self, values: torch.Tensor) -> torch.Tensor:
+        """x̂ of activations (…, in), every row (a token) rounded as a tensor of its own, in the dtype of `values`.
+
+        A row's rounding depends on no other row, whatever batch it comes in. The default quantizes row by row; a format
+        that can do all at once overrides it, with the very same numbers.
+
+        Raises:
+            InputError: as `quantize`.
+        """
+        import torch
+
+        rows = values.detach().reshape(-1, values.shape[-1])
+        rounded = [self.quantize(row[None]).dequantize() for row in rows]
+        return torch.cat(rounded).reshape(values.shape) if rounded else values
+
     def measure(self, weight: torch.Tensor) -> Errors:
         """The errors of quantizing a weight, against its float32 values, before any rounding to 16 bit."""
         exact = weight.detach().float()

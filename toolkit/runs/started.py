@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from toolkit.errors import InputError, closest
-from toolkit.interfaces import Given, Initializer, Start
+from toolkit.interfaces import Given, Initializer, Moments, Start
 from toolkit.records.plan import LayerPlan
 from toolkit.records.start import LayerStart, StartFile
 from toolkit.registry import registry
@@ -60,6 +60,65 @@ def check(
         if not begin.plain:
             found[name] = layer
     return found
+
+
+def computed(
+    name: str,
+    layer: LayerPlan,
+    weight: torch.Tensor,
+    dtype: torch.dtype,
+    seed: int = 0,
+    moments: Moments | None = None,
+    *,
+    initializer: str | None = None,
+) -> tuple[Start, LayerStart]:
+    """One layer's start, and the record of it.
+
+    Args:
+        layer: the decision.
+        weight: W, (out, in), dense, on the device to compute on.
+        dtype: the model's compute dtype.
+        seed: of the adapters.
+        moments: of the layer's inputs, for an initializer that is calibrated.
+        initializer: key of another one that takes the place of the decision's, which the record names all the same.
+
+    Raises:
+        InputError: the layer cannot be started so; it is named.
+    """
+    import torch
+
+    from toolkit.runs.adapters import initial
+
+    began, adapter = time.perf_counter(), layer.adapter
+    a = None if adapter is None else initial(seed, name, adapter.rank, (weight.shape[0], weight.shape[1]))
+    given = Given(
+        name=name,
+        weight=weight,
+        quantizer=registry.make("quantizer", layer.quantizer),
+        rank=None if adapter is None else adapter.rank,
+        scaling=1.0 if adapter is None else adapter.scaling,
+        A=None if a is None else a.to(weight.device),
+        seed=seed,
+        dtype=getattr(torch, layer.compute_dtype) if layer.compute_dtype else dtype,
+        moments=moments,
+    )
+    try:
+        start = registry.make("initializer", initializer or layer.initializer).initialize(given)
+        base = starts.changed(start, weight)
+    except InputError as error:
+        raise InputError(str(error) if name in str(error) else f"layer {name}: {error}") from None
+    record = LayerStart(
+        initializer=layer.initializer,
+        quantizer=layer.quantizer,
+        rank=given.rank,
+        scaling=given.scaling,
+        residuals=list(start.residuals),
+        kept=start.kept,
+        notes=dict(start.notes),
+        seconds=round(time.perf_counter() - began, 4),
+        base=base,
+    )
+    return start, record
 
 
 class Starts:
@@ -126,42 +185,12 @@ class Starts:
         shape = (weight.shape[0], weight.shape[1])
         adapter = layer.adapter
         a = None if adapter is None else initial(self._seed, name, adapter.rank, shape).to(weight.device)
-        start = self._computed(name, weight, a) if self.file is None else self._read(name, weight)
+        if self.file is None:
+            start, self.records[name] = computed(name, layer, weight, self._dtype, self._seed)
+        else:
+            start = self._read(name, weight)
         if a is not None and start.B is not None and not bool(start.B.any()):
             start = dataclasses.replace(start, A=a)
-        return start
-
-    def _computed(self, name: str, weight: torch.Tensor, a: torch.Tensor | None) -> Start:
-        import torch
-
-        layer, began = self._layers[name], time.perf_counter()
-        adapter = layer.adapter
-        given = Given(
-            name=name,
-            weight=weight,
-            quantizer=registry.make("quantizer", layer.quantizer),
-            rank=None if adapter is None else adapter.rank,
-            scaling=1.0 if adapter is None else adapter.scaling,
-            A=a,
-            seed=self._seed,
-            dtype=getattr(torch, layer.compute_dtype) if layer.compute_dtype else self._dtype,
-        )
-        try:
-            start = registry.make("initializer", layer.initializer).initialize(given)
-            base = starts.changed(start, weight)
-        except InputError as error:
-            raise InputError(str(error) if name in str(error) else f"layer {name}: {error}") from None
-        self.records[name] = LayerStart(
-            initializer=layer.initializer,
-            quantizer=layer.quantizer,
-            rank=given.rank,
-            scaling=given.scaling,
-            residuals=list(start.residuals),
-            kept=start.kept,
-            notes=dict(start.notes),
-            seconds=round(time.perf_counter() - began, 4),
-            base=base,
-        )
         return start
 
     def _read(self, name: str, weight: torch.Tensor) -> Start:

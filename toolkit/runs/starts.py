@@ -1,6 +1,7 @@
 """Starts of layers on disk and in `build`: one file a layer, and the digest of the base that they make.
 
 DIR/start.json              what was done, layer by layer; written last
+DIR/settings.json           what the starts depend on: a pass that was cut short goes on under the same alone
 DIR/plan.json               the plan that was asked for, with the weights' fingerprint
 DIR/layers/<layer>.safetensors    base.<tensor> of the packed base, A and B; what is needed to read it as metadata
 """
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING
 from toolkit.errors import InputError, closest
 from toolkit.interfaces import Packed, Start
 from toolkit.records.io import atomic
+from toolkit.records.start import LayerStart
 
 if TYPE_CHECKING:
     import torch
@@ -24,10 +26,18 @@ if TYPE_CHECKING:
 LAYERS = "layers"
 REPORT = "start.json"
 PLAN = "plan.json"
+SETTINGS = "settings.json"
 
 
-def write(folder: str | os.PathLike[str], name: str, start: Start) -> Path:
-    """Write one layer's start, atomically; read back bit for bit by `read`."""
+def write(
+    folder: str | os.PathLike[str], name: str, start: Start, record: LayerStart | None = None, settings: str = ""
+) -> Path:
+    """Write one layer's start, atomically; read back bit for bit by `read`.
+
+    Args:
+        record, settings: what `start.json` will say of it, and a digest of what it was made under: by these a pass that
+            was cut short goes on (`told`).
+    """
     from safetensors.torch import save_file
 
     path = Path(folder) / LAYERS / f"{name}.safetensors"
@@ -45,9 +55,26 @@ def write(folder: str | os.PathLike[str], name: str, start: Start) -> Path:
         "kept": str(start.kept),
         "notes": json.dumps(dict(start.notes)),
     }
+    if record is not None:
+        about |= {"record": json.dumps(record.model_dump(mode="json")), "settings": settings}
     with atomic(path) as temporary:
         save_file(tensors, temporary, metadata=about)
     return path
+
+
+def told(folder: str | os.PathLike[str], name: str, settings: str) -> LayerStart | None:
+    """The record of a layer that was written under these settings; None where no such start lies there."""
+    from safetensors import SafetensorError, safe_open
+
+    path = Path(folder) / LAYERS / f"{name}.safetensors"
+    if not path.is_file():
+        return None
+    try:
+        with safe_open(path, framework="pt") as file:
+            about = file.metadata() or {}
+        return LayerStart.model_validate_json(about["record"]) if about.get("settings") == settings else None
+    except (OSError, SafetensorError, KeyError, ValueError):  # damaged: it is made anew
+        return None
 
 
 def read(folder: str | os.PathLike[str], name: str, device: str | torch.device = "cpu") -> Start:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import torch
 
 from toolkit.interfaces import Layout
+from toolkit.weights import native
 from toolkit_plugins.quantizers.e2m1 import E2M1, LARGEST, divide
 
 E4M3_LARGEST = 448.0
@@ -41,7 +42,7 @@ class NVFP4(E2M1):
 
     def pack_scales(self, absmax: torch.Tensor, partial: bool) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
         """`scales`, float8_e4m3fn, (rows, ⌈K/16⌉), and `global_scale`, float32, one number."""
-        global_scale = divide(absmax.amax(), LARGEST * E4M3_LARGEST).clamp(min=GLOBAL_FLOOR)
+        global_scale = _global_scale(absmax.amax())
         kept = {"scales": _block_scale(absmax, global_scale), "global_scale": global_scale}
         return kept, self.unpack_scales(kept)
 
@@ -59,6 +60,21 @@ class NVFP4(E2M1):
         codes = (entries.view(torch.uint8).to(torch.int16) + steps).clamp(*CODES)
         return codes.to(torch.uint8).view(torch.float8_e4m3fn)
 
+    def each_row(self, values: torch.Tensor) -> torch.Tensor:
+        """As the interface says: g is of each row."""
+        if not values.numel():
+            return values
+        valid = self.valid(values)
+        rows = valid.reshape(-1, valid.shape[-1]).float()
+        absmax = native.block_absmax(rows, self.block_size, rows.shape[1])
+        own = _global_scale(absmax.amax(dim=-1, keepdim=True))
+        scale = _block_scale(absmax, own).float() * own
+        codes = self.choose(native.reference.scaled(rows, scale, self.block_size, self.mode))
+        levels = torch.tensor(self.levels, device=rows.device)[codes.int()]
+        return (
+            native.reference.scaled(levels, scale, self.block_size, "multiply").reshape(values.shape).to(values.dtype)
+        )
+
     def layout(self, form: str) -> Layout | None:
         """compressed-tensors' `nvfp4-pack-quantized`."""
         from toolkit_plugins.quantizers.layouts import NVFP4Layout
@@ -68,6 +84,10 @@ class NVFP4(E2M1):
     def unpack_scales(self, kept: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """s·g in float32."""
         return kept["scales"].float() * kept["global_scale"]
+
+
+def _global_scale(absmax: torch.Tensor) -> torch.Tensor:
+    return divide(absmax, LARGEST * E4M3_LARGEST).clamp(min=GLOBAL_FLOOR)
 
 
 def _block_scale(absmax: torch.Tensor, global_scale: torch.Tensor) -> torch.Tensor:
