@@ -3,29 +3,36 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
 from toolkit.interfaces import Initializer, Start
+from toolkit.records.start import StartFile
 from toolkit.records.started import LayerOutcome
 from toolkit.registry import registry
+from toolkit.runs import starts
 from toolkit.runs.initialization.inputs import output_error
 from toolkit.runs.starting.single import initialize
 
 if TYPE_CHECKING:
+    from toolkit.records.initialization import Initialization
     from toolkit.records.plan import Plan
     from toolkit.runs.initialization.bench import Bench
 
 
-def computed(plan: Plan, bench: Bench, seed: int) -> Iterator[tuple[str, Start, float]]:
-    """(layer, its start, seconds) of a plan whose initializers need no calibration, in model order.
+def computed(
+    plan: Plan, bench: Bench, seed: int, layers: Iterable[str] | None = None
+) -> Iterator[tuple[str, Start, float]]:
+    """(layer, its start, seconds) of layers whose initializers need no calibration; by default all, in model order.
 
     Raises:
         InputError: a layer that cannot be started so (named).
     """
-    for name, weight in bench.dense.items():
+    for name in bench.dense if layers is None else layers:
+        weight = bench.dense[name]
         layer, began = plan.of(name), time.perf_counter()
         adapter = layer.adapter
         about = {} if adapter is None else {"rank": adapter.rank, "alpha": adapter.alpha, "scaler": adapter.scaler}
@@ -33,6 +40,41 @@ def computed(plan: Plan, bench: Bench, seed: int) -> Iterator[tuple[str, Start, 
         if weight.device.type == "cuda":
             torch.cuda.synchronize(weight.device)
         yield name, start, time.perf_counter() - began
+
+
+def after_calibration(
+    plan: Plan, bench: Bench, study: Initialization, folder: Path, progress: bool = False
+) -> Iterator[tuple[str, Start, float]]:
+    """As `computed`, of a plan whose initializers ask for calibration: block by block, on the study's text.
+
+    Args:
+        folder: where the starts lie meanwhile, so that an interrupted calibration goes on; nothing reads it later.
+
+    Raises:
+        InputError: a layer that cannot be started so (named), or inputs that are not finite.
+        RunError: too many layers fell back, or the disk is full.
+    """
+    from toolkit.runs.starting.calibrating import calibrate
+
+    assert study.calibration is not None
+    calibrate(
+        plan,
+        study.calibration.text,
+        folder,
+        model=study.model,
+        windows=study.calibration.windows,
+        window=study.calibration.window,
+        seed=study.seed,
+        device=str(bench.device),
+        dtype=str(bench.dtype).removeprefix("torch."),
+        progress=progress,
+    )
+    file = StartFile.load(folder / starts.REPORT)
+    for name in bench.dense:
+        if name in file.layers:
+            yield name, starts.read(folder, name, bench.device), file.layers[name].seconds
+        else:
+            yield from computed(plan, bench, study.seed, [name])
 
 
 def calibrated(plan: Plan) -> bool:
