@@ -120,9 +120,9 @@ def plan(
 
     Example: toolkit plan --protect top.json --base nf4 --rank 8 --alpha 16 --scaler rslora -o plan.json
     """
-    from toolkit.registry import registry
     from toolkit.records.plan import Plan
     from toolkit.records.selection import Selection
+    from toolkit.registry import registry
 
     of_adapters = {name: value for name, value in (("alpha", alpha), ("scaler", scaler)) if value is not None}
     if rank is None and of_adapters:

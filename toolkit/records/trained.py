@@ -108,6 +108,29 @@ class Scores(Record):
     further: dict[str, float] = {}
 
 
+class Begun(Record):
+    """What the layers of a run started from, where an initializer was asked for.
+
+    Attributes:
+        folder: name of the folder of starts, in `starts` of the study's results.
+        base: SHA-256 over every changed base: which model the adapter belongs to.
+        layers: how many of them do not start plainly.
+        zero, residual: ‖W − Ŵ − s·BA‖_F/‖W‖_F of the zero start and of what was kept; plain means over these layers.
+        changed: in how many of them another iterate than the zero start was kept.
+        calibration: SHA-256 of the text; null where none was asked for.
+        fallbacks: what was not done as asked for → in how many layers.
+    """
+
+    folder: str
+    base: str
+    layers: int
+    zero: float
+    residual: float
+    changed: int
+    calibration: str | None = None
+    fallbacks: dict[str, int] = {}
+
+
 class Trained(File):
     """One run of a fine-tuning study.
 
@@ -117,6 +140,7 @@ class Trained(File):
         value: of the tuned lever, for a trial; `own`: an arm's run at the value that its trials chose.
         settings: hash of what all runs of a task share: model, data, rows, levers that are no factor, dtype, device.
         draws: which draw of a declared grid; None where there is none.
+        start: what layers started from; None where all started plainly.
         finished: false where the run ended early, and then a fatal flag says why.
         scores: group → scores; "" holds all rows together.
     """
@@ -141,6 +165,7 @@ class Trained(File):
     plan: Plan
     protect: Selection | None = None
     adapt: Selection | None = None
+    start: Begun | None = None
     finished: bool
     flags: list[Flag] = []
     labels: list[str] = []

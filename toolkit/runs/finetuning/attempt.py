@@ -16,6 +16,7 @@ from toolkit.records.selection import Selection
 from toolkit.records.trained import ROW, Course, Data, Flag, Scores, Trained
 from toolkit.runs.finetuning.data import Rows, record
 from toolkit.runs.finetuning.design import Run
+from toolkit.runs.finetuning.starting import begun
 from toolkit.runs.tasks import Evaluated, Split
 
 if TYPE_CHECKING:
@@ -39,13 +40,18 @@ AGAIN = (MEMORY, DIED)
 
 @dataclasses.dataclass(frozen=True)
 class Planned:
-    """A run with its plan, and the settings that its task's runs share."""
+    """A run with its plan, and the settings that its task's runs share.
+
+    Attributes:
+        start: folder of the starts; None where every layer starts plainly.
+    """
 
     run: Run
     plan: Plan
     protect: Selection | None
     adapt: Selection | None
     settings: str
+    start: Path | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,6 +134,7 @@ class Attempt:
             plan=planned.plan,
             protect=planned.protect,
             adapt=planned.adapt,
+            start=None if planned.start is None else begun(planned.start),
             finished=finished,
             flags=self.flags + ([] if done is None else list(done.flags)),
             labels=labels,

@@ -18,6 +18,7 @@ from toolkit.records.trained import Trained
 from toolkit.registry import registry
 from toolkit.runs.finetuning.attempt import ADAPTER, DIED, MEMORY, SCORING, Attempt, Planned, Setup
 from toolkit.runs.finetuning.data import doubts, encoded, record
+from toolkit.runs.finetuning.starting import fallbacks
 from toolkit.runs.tasks import Encoded, Evaluated, check_task, evaluate, padding
 
 if TYPE_CHECKING:
@@ -133,7 +134,7 @@ class Bench:
 
                 adapters.save(model, attempt.where / ADAPTER)
                 attempt.adapter = ADAPTER
-        attempt.fallbacks = _guarded(model)
+        attempt.fallbacks = _guarded(model) | fallbacks(model.starts)
 
     def _built(self, planned: Planned) -> nn.Module:
         from toolkit.runs.building import build
@@ -146,6 +147,7 @@ class Bench:
             dtype=self.dtype,
             seed=run.seeds.adapter,
             attention=run.levers.attention,
+            start=planned.start,
         )
 
     def load(self) -> None:

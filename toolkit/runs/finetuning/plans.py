@@ -14,6 +14,7 @@ from toolkit.records.plan import Plan
 from toolkit.records.profile import Profile
 from toolkit.records.selection import Selection
 from toolkit.registry import registry
+from toolkit.runs import started
 from toolkit.selection.select import draws, select
 
 Use = Literal["protect", "adapt"]
@@ -67,6 +68,8 @@ def plan(
             initializer=composed.initializer,
         ).model_copy(update={"model": profile.model, "fingerprint": profile.fingerprint})
         checked(made)
+        shapes = {layer.name: (layer.shape[0], layer.shape[1]) for layer in profile.layers}
+        started.check({name: made.of(name) for name in shapes}, shapes, folder=True)
         if adapt is not None and not adapt.layers:
             raise InputError(f"adapt: {adapt.selector} selects no layer, and nothing would be trained")
     except InputError as error:
@@ -131,8 +134,8 @@ def _check_arm(study: FineTuning, arm: Composition) -> None:
     begin: Initializer = registry.make("initializer", arm.initializer)
     if begin.needs_calibration and study.calibration is None:
         raise InputError(
-            f"initializer {begin.key} is calibrated: name a text, as in `calibration: {{text: wikitext2}}` (another text "
-            "than the tasks')"
+            f"initializer {begin.key} is calibrated: name a text for the study, as in `calibration: {{text: FILE, "
+            "windows: 64, window: 512}}`"
         )
     for use, choice in choices(arm):
         selector: Selector = registry.make("selector", choice.selector)

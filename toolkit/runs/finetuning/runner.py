@@ -3,6 +3,7 @@
 results/settings.json           what fixes the numbers; a run under other settings is refused
 results/study.json              the study as it ran
 results/profile.json            the profile, made once (profile--<task>.json where a selector was measured on data)
+results/starts/<digest>/        what layers start from, where an arm's initializer is not plain; once a plan
 results/runs/<run>/report.json  rows.jsonl.gz, curve.csv and the adapter beside it
 
 What is on disk is not done again, an interrupted run goes on from its last checkpoint, and results of different
@@ -23,11 +24,12 @@ from typing import TYPE_CHECKING, Any
 from toolkit.errors import InputError
 from toolkit.records.finetuning import FineTuning
 from toolkit.records.io import digest
+from toolkit.records.plan import Plan
 from toolkit.records.profile import Profile
 from toolkit.records.trained import RUNS, Trained
 from toolkit.registry import registry
 from toolkit.runs import locking, results
-from toolkit.runs.finetuning import design, kept, plans, sealing, tuning
+from toolkit.runs.finetuning import design, kept, plans, sealing, starting, tuning
 from toolkit.runs.finetuning.asking import asked
 from toolkit.runs.finetuning.attempt import AGAIN, Planned, Setup
 from toolkit.runs.finetuning.bench import Bench, Stopped
@@ -169,6 +171,7 @@ class _Runner:
     pacing: Pacing | None
     progress: bool
     together: _Together
+    starts: dict[str, Path | None] = dataclasses.field(default_factory=dict)
 
     def run(self) -> Path:
         runs = design.expand(self.study)
@@ -176,6 +179,7 @@ class _Runner:
         with self.together.first_first():
             self.profile = self._profile()
             self.profiles = {name: self._calibrated(name) for name in self.study.tasks}
+        self.calibration = starting.text_of(self.study.calibration)
         if self.together.first:
             kept.same_study(self.folder, self.study)
         self.settings = self._settings()
@@ -186,7 +190,7 @@ class _Runner:
             self.folder,
             self.study,
             self.profile.fingerprint,
-            hashes(self.rows),
+            hashes(self.rows) | self.calibration,
             plans.components(self.study),
             sealing.PACKAGES,
         )
@@ -246,6 +250,7 @@ class _Runner:
             "compute_dtype": str(self.dtype).removeprefix("torch."),
             "device": self.device.type,
             "batch": self.study.batch,
+            **self.calibration,
         }
 
     def _tasks(self) -> dict[str, Any]:
@@ -319,6 +324,7 @@ class _Runner:
             say(f"{planned - len(todo)} of {planned} runs are on disk already")
         if not todo:
             return
+        todo = [dataclasses.replace(one, start=self._start(one.plan)) for one in todo]
         setup = self._setup()
         if self._side_by_side(len(todo)):
             _portable(self.study)
@@ -327,6 +333,21 @@ class _Runner:
             return
         with Bench(setup, progress=self.progress, writes=self.together.first) as bench:
             self._one_by_one(bench, todo)
+
+    def _start(self, plan: Plan) -> Path | None:
+        """The folder of what a plan's layers start from, made by the first process where it is missing."""
+        if plan.hash not in self.starts:
+            with self.together.first_first():
+                self.starts[plan.hash] = starting.start_for(
+                    self.folder.absolute() / starting.STARTS,
+                    plan,
+                    model=self.study.model,
+                    device=str(self.device),
+                    dtype=str(self.dtype).removeprefix("torch."),
+                    calibration=self.study.calibration,
+                    progress=self.progress,
+                )
+        return self.starts[plan.hash]
 
     def _one_by_one(self, bench: Bench, todo: Sequence[Planned]) -> None:
         started = time.monotonic()

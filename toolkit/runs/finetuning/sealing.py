@@ -11,6 +11,7 @@ from toolkit.runs import locking
 from toolkit.runs.finetuning import plans
 from toolkit.runs.finetuning.asking import asked
 from toolkit.runs.finetuning.data import hashes, read_rows
+from toolkit.runs.finetuning.starting import text_of
 
 PACKAGES = (*locking.VERSIONS, "peft", "bitsandbytes", "accelerate")
 """Packages beside our own whose version is locked."""
@@ -35,4 +36,5 @@ def lock(
     """
     what = asked(study, model=model, data=data, out=out, small=small)
     rows = {name: read_rows(what.study, name) for name in what.study.tasks}
-    return locking.seal(what.folder, what.study, hashes(rows), plans.components(what.study), PACKAGES)
+    texts = hashes(rows) | text_of(what.study.calibration)
+    return locking.seal(what.folder, what.study, texts, plans.components(what.study), PACKAGES)

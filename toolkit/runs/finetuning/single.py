@@ -14,10 +14,12 @@ from toolkit.records.levers import Levers, Seeds
 from toolkit.records.plan import Plan
 from toolkit.records.trained import Trained
 from toolkit.runs import results
+from toolkit.runs.finetuning import starting
 from toolkit.runs.finetuning.attempt import AGAIN, Planned, Setup
 from toolkit.runs.finetuning.bench import Bench
 from toolkit.runs.finetuning.data import hashes, read_use
 from toolkit.runs.finetuning.design import Run
+from toolkit.runs.started import CALIBRATE
 
 if TYPE_CHECKING:
     from toolkit.runs.training import Pacing
@@ -33,6 +35,7 @@ def train(
     seeds: Seeds | int = 0,
     batch: int = 32,
     keep_adapter: bool = True,
+    start: str | os.PathLike[str] | None = None,
     device: str | None = None,
     dtype: str | None = None,
     report_to: Sequence[str] = (),
@@ -58,6 +61,8 @@ def train(
         seeds: one for everything, or apart.
         batch: rows a forward pass of the scoring.
         keep_adapter: save the adapter in PEFT's format.
+        start: folder of what the plan's layers start from; where they do not start plainly and need no calibration, it
+            is made in `out` if left out.
 
     Raises:
         InputError: what cannot be trained as asked, or the folder holds another run.
@@ -87,6 +92,13 @@ def train(
     levers = _of_plan(plan, levers)
     used = Use(task=task) if isinstance(task, str) else task
     rows = read_use(used, used.task)
+    begin = starting.initializers(plan)
+    if start is not None and not begin:
+        raise InputError(f"start: {os.fspath(start)}, and the plan starts every layer plainly")
+    if start is None and (calibrated := [each.key for each in begin if each.needs_calibration]):
+        raise InputError(
+            f"initializer {calibrated[0]} is calibrated: make its starts by `{CALIBRATE}`, and give start=DIR"
+        )
     target = choose_device(device)
     computed = str(compute_dtype(target, dtype)).removeprefix("torch.")
     with results.locked(folder):
@@ -102,12 +114,23 @@ def train(
             "rows": hashes({used.task: rows}),
         }
         name = folder.absolute().name
+        where = None if start is None else Path(start)
+        if where is None:
+            where = starting.start_for(
+                folder.absolute() / starting.STARTS,
+                plan,
+                model=model,
+                device=str(target),
+                dtype=computed,
+                progress=progress,
+            )
         planned = Planned(
             Run(name, "arm", name, used.task, Seeds.all(seeds) if isinstance(seeds, int) else seeds, levers),
             plan,
             None,
             None,
             digest(settings),
+            where,
         )
         kept = _kept(folder, planned)
         if kept is not None:
@@ -160,6 +183,7 @@ def _kept(folder: Path, planned: Planned) -> Trained | None:
         ("plan", report.plan.hash, planned.plan.hash),
         ("levers", report.levers, run.levers),
         ("seeds", report.seeds, run.seeds),
+        ("start", report.start, None if planned.start is None else starting.begun(planned.start)),
     ):
         if was != now:
             raise InputError(f"{folder} holds a run with another {what}: give another folder as `out`")

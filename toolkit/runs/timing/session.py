@@ -31,11 +31,12 @@ _made_here = 0
 
 @dataclasses.dataclass(frozen=True)
 class Arm:
-    """What an arm is built from and trained with."""
+    """What an arm is built from and trained with; `start`: the folder of its starts, None where they are plain."""
 
     name: str
     plan: Plan
     levers: Levers
+    start: Path | None = None
 
 
 @dataclasses.dataclass
@@ -69,6 +70,7 @@ class Bench:
             dtype=self.dtype,
             seed=self.seeds.adapter,
             attention=levers.attention,
+            start=self.arms[arm].start,
         )
         self.trainable[arm] = sum(p.numel() for p in built.parameters() if p.requires_grad)
         return built

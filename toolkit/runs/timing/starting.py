@@ -98,6 +98,7 @@ def _session(
     from toolkit.runs.finetuning import kept
     from toolkit.runs.finetuning.data import encoded, read_rows
     from toolkit.runs.finetuning.plans import plan
+    from toolkit.runs.finetuning.starting import STARTS, start_for
     from toolkit.runs.models import load_tokenizer
     from toolkit.runs.progress import say
     from toolkit.runs.provenance import Recorder
@@ -119,7 +120,19 @@ def _session(
     profile = kept.profile_of(folder, study, progress=progress)
     profile = kept.calibrated_for(folder, study, task, profile, read, device=str(device))
     seeds = study.runs_of_an_arm[0]
-    arms = {name: session.Arm(name, plan(study, name, profile, seeds, task=task)[0], levers[name]) for name in names}
+    arms = {}
+    for name in names:
+        made = plan(study, name, profile, seeds, task=task)[0]
+        start = start_for(
+            folder.absolute() / STARTS,
+            made,
+            model=study.model,
+            device=str(device),
+            dtype=str(dtype).removeprefix("torch."),
+            calibration=study.calibration,
+            progress=progress,
+        )
+        arms[name] = session.Arm(name, made, levers[name], start)
     layers = [layer.name for layer in profile.layers]
     dense = {key for arm in arms.values() for key in _dense(arm.plan, registry)}
     tokenizer = load_tokenizer(study.model)
@@ -136,7 +149,7 @@ def _session(
             pad=padding(tokenizer),
             folder=Path(scratch),
         )
-        made = session.make(
+        timed = session.make(
             study,
             bench,
             task=task,
@@ -149,7 +162,7 @@ def _session(
             name=_free_name(folder / TIMING, started),
             say=say if progress else (lambda text: None),
         )
-    return made.save(folder / TIMING / f"{made.session}.json")
+    return timed.save(folder / TIMING / f"{timed.session}.json")
 
 
 def _dense(plan: Plan, registry: Registry) -> set[str]:

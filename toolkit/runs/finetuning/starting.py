@@ -1,0 +1,141 @@
+"""The starts of an arm's layers: made once a plan, kept beside the runs, read by every run of that plan.
+
+results/starts/<digest>/start.json    what was done; layers/<layer>.safetensors beside it
+
+A start is a function of the plan, the weights, the compute dtype and the calibration text, and not of a run's seeds:
+where it adds nothing (B = 0), a run's A is its own.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from toolkit.errors import InputError
+from toolkit.interfaces import Initializer
+from toolkit.records.initialization import CalibrationUse
+from toolkit.records.io import digest
+from toolkit.records.plan import Plan
+from toolkit.records.start import LayerStart, StartFile
+from toolkit.records.trained import Begun
+from toolkit.registry import registry
+from toolkit.runs import starts
+from toolkit.runs.progress import say
+
+STARTS = "starts"
+"""Folder of the folders of starts, in a study's results."""
+
+FALLBACK = "fallback"
+"""The note in which an initializer says what it did instead of what was asked for."""
+
+SEED = 0
+"""Of what an initializer draws for itself: a start is the same for runs of every seed."""
+
+
+def initializers(plan: Plan) -> list[Initializer]:
+    """Those of a plan that are not plain, each once."""
+    keys = dict.fromkeys(layer.initializer for layer in [plan.default, *plan.layers.values()])
+    return [made for key in keys if not (made := registry.make("initializer", key)).plain]
+
+
+def text_of(calibration: CalibrationUse | None) -> dict[str, str]:
+    """Name → SHA-256 of the calibration text, as a lock names it; empty where there is none.
+
+    Raises:
+        InputError: it cannot be read.
+    """
+    if calibration is None:
+        return {}
+    from toolkit.runs.texts.documents import read_text
+
+    return {"calibration": read_text(calibration.text).sha256}
+
+
+def start_for(
+    folder: Path,
+    plan: Plan,
+    *,
+    model: str | os.PathLike[str],
+    device: str,
+    dtype: str,
+    calibration: CalibrationUse | None = None,
+    progress: bool = True,
+) -> Path | None:
+    """The folder of a plan's starts, made where it is not there whole; None where every layer starts plainly.
+
+    What a killed process left of it is gone on with.
+
+    Args:
+        folder: of all starts of the study.
+        plan: with the weights' fingerprint.
+
+    Raises:
+        InputError: an initializer that is calibrated, and no text; or what an initializer cannot do.
+        RunError: the disk is full; or too many layers could not be started as asked for.
+    """
+    found = initializers(plan)
+    if not found:
+        return None
+    calibrated = [each.key for each in found if each.needs_calibration]
+    if calibrated and calibration is None:
+        raise InputError(f"initializer {calibrated[0]} is calibrated: name a text under `calibration`")
+    what: dict[str, object] = {"plan": plan.hash, "dtype": dtype}
+    if calibrated and calibration is not None:
+        what |= text_of(calibration) | {"windows": calibration.windows, "window": calibration.window}
+    where = folder / digest(what)[:16]
+    if (where / starts.REPORT).is_file():
+        return where
+    say(f"starting layers by {', '.join(each.key for each in found)} ({where.name})")
+    shown = None if progress else False
+    if calibrated:
+        from toolkit.runs.starting.calibrating import calibrate
+
+        assert calibration is not None
+        calibrate(
+            plan,
+            calibration.text,
+            where,
+            model=model,
+            windows=calibration.windows,
+            window=calibration.window,
+            seed=SEED,
+            device=device,
+            dtype=dtype,
+            progress=shown,
+        )
+    else:
+        from toolkit.runs.starting.computing import initialize
+
+        initialize(plan, model, where, seed=SEED, device=device, dtype=dtype, progress=shown)
+    return where
+
+
+def begun(folder: Path) -> Begun:
+    """What a run's report says of its starts."""
+    file = StartFile.load(folder / starts.REPORT)
+    layers = list(file.layers.values())
+    return Begun(
+        folder=folder.name,
+        base=file.base,
+        layers=len(layers),
+        zero=_mean([each.residuals[0] for each in layers]),
+        residual=_mean([each.residuals[each.kept] for each in layers]),
+        changed=sum(each.kept > 0 for each in layers),
+        calibration=None if file.calibration is None else file.calibration.sha256,
+        fallbacks=fallbacks(file.layers),
+    )
+
+
+def fallbacks(layers: Mapping[str, LayerStart]) -> dict[str, int]:
+    """What was not done as asked for → in how many layers."""
+    found: dict[str, int] = {}
+    for each in layers.values():
+        reason = str(each.notes.get(FALLBACK) or "").partition(" (")[0]  # its numbers are the layer's own
+        if reason:
+            found[reason] = found.get(reason, 0) + 1
+    return found
+
+
+def _mean(values: list[float]) -> float:
+    return round(sum(values) / len(values), 8)
