@@ -18,8 +18,8 @@ class Survival(Record):
         change: ‖ΔW‖/‖W₀‖.
     """
 
-    share: FiniteFloat | None
-    norm: FiniteFloat | None
+    share: FiniteFloat | None = None
+    norm: FiniteFloat | None = None
     change: FiniteFloat
 
 

@@ -63,7 +63,8 @@ def export(
         onto: what an adapter is merged onto: `base`, the decoded base that it was trained on (the default, but for a
             quantizer's own base that is quantized again); or `dense`, the original weights, which starts that an
             initializer made refuse: their A and B hold what the base lost.
-        least: the share of the change that must arrive in each layer that is quantized again, and in all of them.
+        least: the share of the change that must arrive in each layer that is quantized again, and in all of them; 0
+            takes it as it is.
         fused: `shared`, `separate` or `requantize`: the scales of layers that vLLM fuses
             (`toolkit.runs.exporting.compressed_tensors`).
         dtype: of what is not packed; by default the checkpoint's.

@@ -156,14 +156,14 @@ def arrived(held: Mapping[str, Held]) -> dict[str, Kept]:
 
 
 def refuse_lost(kept: Mapping[str, Kept], quantized: Mapping[str, object], least: float) -> None:
-    """Refuse a merge of which too little arrives in the layers that were quantized again.
+    """Refuse a merge of which too little arrives in the layers that were quantized again; 0 takes it as it is.
 
     Raises:
         InputError: names the worst layers and their shares, and the share of all of them together.
     """
     shares = {name: kept[name].survival().share for name in quantized if name in kept}
     known = {name: share for name, share in shares.items() if share is not None}
-    if not known:
+    if not known or least <= 0:
         return
     together = total({name: kept[name] for name in known}).share
     lost = sorted((share, name) for name, share in known.items() if share < least)
