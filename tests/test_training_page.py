@@ -51,6 +51,8 @@ def test_every_method_is_what_it_is_called(arm, profile):
     adapter = next(made.of(n).adapter for n in reversed(profile.names))
     assert made.default.quantizer == {"lora": "none", "dora": "none", "data-driven": "nvfp4"}.get(name, "nf4")
     assert adapter.dora == (name in ("dora", "qdora"))
+    begun = {"loftq": "loftq", "loftq-rslora": "loftq", "qpissa": "pissa"}.get(name, "zero")
+    assert made.default.initializer.partition("(")[0] == begun
     assert adapter.scaling == pytest.approx(16 / math.sqrt(8) if name.endswith(("-rs", "rslora")) else 2.0)
     if name.startswith("aqlora"):
         assert len(protect.layers) == 29 and all(made.of(n).quantizer == "none" for n in protect.layers)
@@ -80,7 +82,7 @@ def test_the_controls_match_what_they_say(profile):
 
 def test_the_other_blocks_fit_a_study():
     others = [block for block in YAML if "arms" not in block]
-    assert {key for block in others for key in block} == {"tune", "seeds"}
+    assert {key for block in others for key in block} == {"tune", "seeds", "calibration"}
     for block in others:
         study(ARMS, **block)
 

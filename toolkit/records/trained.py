@@ -113,8 +113,8 @@ class Begun(Record):
 
     Attributes:
         folder: name of the folder of starts, in `starts` of the study's results.
-        base: SHA-256 over every changed base: which model the adapter belongs to.
-        layers: how many of them do not start plainly.
+        base: SHA-256 over every changed base: which model the adapter belongs to; null where none was changed.
+        layers: how many layers do not start plainly.
         zero, residual: ‖W − Ŵ − s·BA‖_F/‖W‖_F of the zero start and of what was kept; plain means over these layers.
         changed: in how many of them another iterate than the zero start was kept.
         calibration: SHA-256 of the text; null where none was asked for.
@@ -122,7 +122,7 @@ class Begun(Record):
     """
 
     folder: str
-    base: str
+    base: str | None = None
     layers: int
     zero: float
     residual: float

@@ -2,8 +2,8 @@
 
 results/starts/<digest>/start.json    what was done; layers/<layer>.safetensors beside it
 
-A start is a function of the plan, the weights, the compute dtype and the calibration text, and not of a run's seeds:
-where it adds nothing (B = 0), a run's A is its own.
+A start is a function of the plan, the weights, the compute dtype, the kind of device and the calibration text, and not
+of a run's seeds: where it adds nothing (B = 0), a run's A is its own.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def start_for(
     calibrated = [each.key for each in found if each.needs_calibration]
     if calibrated and calibration is None:
         raise InputError(f"initializer {calibrated[0]} is calibrated: name a text under `calibration`")
-    what: dict[str, object] = {"plan": plan.hash, "dtype": dtype}
+    what: dict[str, object] = {"plan": plan.hash, "dtype": dtype, "device": device.partition(":")[0]}
     if calibrated and calibration is not None:
         what |= text_of(calibration) | {"windows": calibration.windows, "window": calibration.window}
     where = folder / digest(what)[:16]
@@ -117,7 +117,7 @@ def begun(folder: Path) -> Begun:
     layers = list(file.layers.values())
     return Begun(
         folder=folder.name,
-        base=file.base,
+        base=file.base if any(each.base is not None for each in layers) else None,
         layers=len(layers),
         zero=_mean([each.residuals[0] for each in layers]),
         residual=_mean([each.residuals[each.kept] for each in layers]),
