@@ -15,6 +15,7 @@ from toolkit_plugins.initializers.fitting import (
     check_base,
     check_rank,
     error_of,
+    full_float32,
     left_over,
     norm,
     output_notes,
@@ -82,6 +83,7 @@ class LoftQ(Initializer):
         check_rank(self, shape, rank)
         check_base(self._base, shape, quantizer)
 
+    @full_float32()
     def initialize(self, given: Given) -> Start:
         """The best iterate; `residuals` has one a iteration, after the zero start's.
 

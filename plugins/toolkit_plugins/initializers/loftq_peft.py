@@ -8,7 +8,7 @@ import torch
 
 from toolkit.errors import InputError
 from toolkit.interfaces import Given, Initializer, Quantizer, Start
-from toolkit_plugins.initializers.fitting import Base, adapter_of, check_rank, error_of, left_over, norm
+from toolkit_plugins.initializers.fitting import Base, adapter_of, check_rank, error_of, full_float32, left_over, norm
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +45,7 @@ class LoftQPEFT(Initializer):
         if quantizer.name != "nf4" or quantizer.options["block"] != 64:
             raise InputError(f"PEFT's LoftQ fits NF4 in blocks of 64 only; found {quantizer.key}: use loftq")
 
+    @full_float32()
     def initialize(self, given: Given) -> Start:
         """The start.
 

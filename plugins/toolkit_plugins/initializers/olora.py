@@ -7,7 +7,7 @@ import dataclasses
 import torch
 
 from toolkit.interfaces import Given, Initializer, Quantizer, Start
-from toolkit_plugins.initializers.fitting import Base, adapter_of, check_rank, error_of, left_over, norm
+from toolkit_plugins.initializers.fitting import Base, adapter_of, check_rank, error_of, full_float32, left_over, norm
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,6 +25,7 @@ class OLoRA(Initializer):
         """Refuses a rank outside 1 to min(shape)."""
         check_rank(self, shape, rank)
 
+    @full_float32()
     def initialize(self, given: Given) -> Start:
         """The start.
 

@@ -15,6 +15,7 @@ from toolkit_plugins.initializers.fitting import (
     check_base,
     check_rank,
     error_of,
+    full_float32,
     left_over,
     norm,
     output_notes,
@@ -71,6 +72,7 @@ class PiSSA(Initializer):
         check_rank(self, shape, rank)
         check_base(self._base, shape, quantizer)
 
+    @full_float32()
     def initialize(self, given: Given) -> Start:
         """The best iterate; `residuals` has the zero start's first, and then one a iteration.
 

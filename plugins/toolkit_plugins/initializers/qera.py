@@ -17,6 +17,7 @@ from toolkit_plugins.initializers.fitting import (
     check_base,
     check_rank,
     error_of,
+    full_float32,
     left_over,
     norm,
     output_notes,
@@ -73,6 +74,7 @@ class Qera(Initializer):
     def root(self, name: str, second: torch.Tensor, mean: float) -> tuple[Product, Product, int]:
         """(M ↦ M·S for M in float32, M ↦ M·S⁻¹, how often δ was raised) from R, float32, and mean(diag R) > 0."""
 
+    @full_float32()
     def initialize(self, given: Given) -> Start:
         """The closed form, kept whatever ‖W − Ŵ − s·BA‖_F it comes to: that is not the norm it minimises.
 

@@ -253,3 +253,25 @@ def test_on_a_gpu_as_on_the_cpu():
     here, there = fit(weight, "nvfp4", s=5.66), fit(weight.cuda(), "nvfp4", s=5.66)
     assert there.A.device.type == there.B.device.type == "cuda"
     assert there.residuals == pytest.approx(here.residuals, rel=1e-3)
+
+
+@pytest.mark.parametrize("key", ["loftq", "pissa", "qera-exact", "olora", "loftq-peft"])
+def test_float32_products_are_not_shortened_meanwhile(key, monkeypatch):
+    """TF32, where a process allows it, would cost three digits of the fit; what was allowed is allowed again."""
+    seen, before = [], torch.get_float32_matmul_precision()
+    addmm = torch.addmm
+
+    def watched(*args, **kwargs):
+        seen.append(torch.get_float32_matmul_precision())
+        return addmm(*args, **kwargs)
+
+    monkeypatch.setattr(torch, "addmm", watched)
+    torch.set_float32_matmul_precision("high")
+    try:
+        tk.initialize(gaussian(32, 64), key, "nf4", rank=4, moments=tk.Moments(torch.eye(64), 10))
+        with pytest.raises(tk.InputError):
+            fit(torch.full((16, 32), float("nan")))
+        assert torch.get_float32_matmul_precision() == "high"
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert set(seen) == {"highest"}
