@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -38,7 +39,7 @@ def test_losses_and_residuals_are_those_of_a_model_with_the_started_weights(stud
     assert set(found) == {"16-bit", "plain", "fitted.s0.5", "fitted.s4"}
     declared = Initialization.read(folder)
     tokenizer = AutoTokenizer.from_pretrained(declared.model)
-    text = open(declared.texts["letters"], encoding="utf-8").read()
+    text = Path(declared.texts["letters"]).read_text(encoding="utf-8")
     ids = torch.tensor(tokenizer(text, add_special_tokens=False)["input_ids"][:512]).view(8, 64)
     for name, initializer, s in (("plain", "zero", 0.5), ("fitted.s4", "loftq(iterations=2)", 4.0)):
         model = AutoModelForCausalLM.from_pretrained(declared.model, dtype=torch.float32).eval()
@@ -136,7 +137,7 @@ def test_inputs_are_rounded_where_it_is_asked_for(study):
     for layer in layers_of(model):
         layer.module.register_forward_pre_hook(lambda _, args: (rounded(args[0], quantizer),))
     tokenizer = AutoTokenizer.from_pretrained(declared.model)
-    text = open(declared.texts["letters"], encoding="utf-8").read()
+    text = Path(declared.texts["letters"]).read_text(encoding="utf-8")
     ids = torch.tensor(tokenizer(text, add_special_tokens=False)["input_ids"][:512]).view(8, 64)
     scores = found["16-bit"].scores["letters"]
     assert scores["mxfp4"].loss == pytest.approx(loss_of(model, ids), abs=2e-5)
