@@ -127,15 +127,13 @@ def test_an_interrupted_study_goes_on_and_what_is_there_is_not_measured_again(st
 
 def test_inputs_are_rounded_where_it_is_asked_for(study):
     """One matrix of a model whose inputs are rounded by hand."""
-    from toolkit.runs.initialization.inputs import rounded
-
     folder = study(activations=["none", "mxfp4"], arms=[{"name": "plain"}])
     found = reports(run(folder))
     declared = Initialization.read(folder)
     model = AutoModelForCausalLM.from_pretrained(declared.model, dtype=torch.float32).eval()
     quantizer = tk.quantizer("mxfp4")
     for layer in layers_of(model):
-        layer.module.register_forward_pre_hook(lambda _, args: (rounded(args[0], quantizer),))
+        layer.module.register_forward_pre_hook(lambda _, args: (quantizer.each_row(args[0]),))
     tokenizer = AutoTokenizer.from_pretrained(declared.model)
     text = Path(declared.texts["letters"]).read_text(encoding="utf-8")
     ids = torch.tensor(tokenizer(text, add_special_tokens=False)["input_ids"][:512]).view(8, 64)

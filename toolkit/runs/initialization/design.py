@@ -6,12 +6,13 @@ import dataclasses
 import math
 
 from toolkit.errors import InputError
-from toolkit.interfaces import Initializer, Quantizer
+from toolkit.interfaces import Initializer
 from toolkit.records.initialization import Initialization, StartArm
 from toolkit.records.plan import Plan
 from toolkit.records.profile import Profile
 from toolkit.records.report import SIXTEEN_BIT
 from toolkit.registry import registry
+from toolkit.runs import started
 from toolkit.selection.select import select
 
 
@@ -107,14 +108,14 @@ def expect(run: Run, profile: Profile) -> None:
         InputError: naming the layer, the initializer and the reason.
     """
     assert run.plan is not None
-    for row in profile.layers:
-        layer = run.plan.of(row.name)
-        made: Initializer = registry.make("initializer", layer.initializer)
-        quantizer: Quantizer = registry.make("quantizer", layer.quantizer)
-        try:
-            made.check(row.shape, quantizer, None if layer.adapter is None else layer.adapter.rank)
-        except InputError as error:
-            raise InputError(f"run {run.name}, layer {row.name}, initializer {made.key}: {error}") from None
+    try:
+        started.check(
+            {name: run.plan.of(name) for name in profile.names},
+            {row.name: row.shape for row in profile.layers},
+            folder=True,  # calibrated ones are made before they are read
+        )
+    except InputError as error:
+        raise InputError(f"run {run.name}: {error}") from None
 
 
 def enough_windows(study: Initialization, windows: dict[str, int]) -> None:

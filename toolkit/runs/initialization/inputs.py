@@ -16,15 +16,9 @@ if TYPE_CHECKING:
     from toolkit.weights.layers import Layer
 
 
-def rounded(x: torch.Tensor, quantizer: Quantizer) -> torch.Tensor:
-    """x (…, in), rounded by a quantizer as one matrix (tokens, in), in its dtype."""
-    flat = x.reshape(-1, x.shape[-1])
-    return quantizer.quantize(flat).dequantize(x.dtype).reshape(x.shape)
-
-
 @contextlib.contextmanager
 def rounding(layers: Iterable[Layer], quantizer: Quantizer) -> Iterator[None]:
-    """Round every input of these layers, for the length of a block.
+    """Round every input of these layers, each token by itself (`Quantizer.each_row`), for the length of a block.
 
     Layers that are called with one and the same tensor share its rounded form.
 
@@ -35,18 +29,14 @@ def rounding(layers: Iterable[Layer], quantizer: Quantizer) -> Iterator[None]:
 
     def hook(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         if not last or last[0][0] is not args[0]:
-            last[:] = [(args[0], rounded(args[0], quantizer))]
+            last[:] = [(args[0], quantizer.each_row(args[0]))]
         return (last[0][1], *args[1:])
 
-    handles = []
-    try:
+    with contextlib.ExitStack() as hooks:
         for layer in layers:
             _expect_module(layer)
-            handles.append(layer.module.register_forward_pre_hook(hook))
+            hooks.callback(layer.module.register_forward_pre_hook(hook).remove)
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def second_moments(
@@ -65,43 +55,35 @@ def second_moments(
     """
     import torch
 
+    from toolkit.runs.starting.moments import Gathered
+
     owners: dict[str, str] = {}
-    sums: dict[str, torch.Tensor] = {}
+    sums: dict[str, Gathered] = {}
     seen: dict[int, str] = {}  # of one forward pass: id of the input → the layer that counted it
     alive: list[Any] = []  # so that no id is given twice
 
     def watch(name: str) -> Any:
         def hook(_: nn.Module, args: tuple[Any, ...]) -> None:
-            x = args[0]
-            owner = seen.setdefault(id(x), name)
-            alive.append(x)
-            if owners.setdefault(name, owner) == name:
-                flat = x.detach().reshape(-1, x.shape[-1]).float()
-                if name not in sums:
-                    sums[name] = flat.new_zeros(flat.shape[1], flat.shape[1])
-                sums[name].addmm_(flat.mT, flat)
+            owner = seen.setdefault(id(args[0]), name)
+            alive.append(args[0])
+            if owners.setdefault(name, owner) == name and not sums.setdefault(name, Gathered()).add(args[0]):
+                raise InputError(f"layer {name}: its inputs on the calibration text are not finite")
 
         return hook
 
-    handles = []
-    try:
+    with contextlib.ExitStack() as hooks, torch.no_grad():
         for layer in layers:
             _expect_module(layer)
-            handles.append(layer.module.register_forward_pre_hook(watch(layer.name)))
+            hooks.callback(layer.module.register_forward_pre_hook(watch(layer.name)).remove)
         device = next(model.parameters()).device
-        with torch.no_grad():
-            for at in range(0, len(ids), batch):
-                model(input_ids=ids[at : at + batch].to(device), use_cache=False)
-                seen.clear()
-                alive.clear()
-    finally:
-        for handle in handles:
-            handle.remove()
-    for name, total in sums.items():
-        total /= ids.numel()
-        if not bool(total.isfinite().all()):
-            raise InputError(f"layer {name}: its inputs on the calibration text are not finite")
-    return {layer.name: sums[owners[layer.name]] for layer in layers if layer.name in owners}
+        for at in range(0, len(ids), batch):
+            model(input_ids=ids[at : at + batch].to(device), use_cache=False)
+            seen.clear()
+            alive.clear()
+    found = {name: gathered.moments() for name, gathered in sums.items()}
+    return {
+        layer.name: moments.second for layer in layers if (moments := found.get(owners.get(layer.name, ""))) is not None
+    }
 
 
 def output_error(error: torch.Tensor, weight: torch.Tensor, second: torch.Tensor) -> float:

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-import torch
 
 from toolkit.interfaces import Initializer, Start
 from toolkit.records.start import StartFile
 from toolkit.records.started import LayerOutcome
 from toolkit.registry import registry
-from toolkit.runs import starts
+from toolkit.runs import started, starts
 from toolkit.runs.initialization.inputs import output_error
-from toolkit.runs.starting.single import initialize
 
 if TYPE_CHECKING:
+    import torch
+
     from toolkit.records.initialization import Initialization
     from toolkit.records.plan import Plan
     from toolkit.runs.initialization.bench import Bench
@@ -32,14 +30,8 @@ def computed(
         InputError: a layer that cannot be started so (named).
     """
     for name in bench.dense if layers is None else layers:
-        weight = bench.dense[name]
-        layer, began = plan.of(name), time.perf_counter()
-        adapter = layer.adapter
-        about = {} if adapter is None else {"rank": adapter.rank, "alpha": adapter.alpha, "scaler": adapter.scaler}
-        start = initialize(weight, layer.initializer, layer.quantizer, seed=seed, name=name, dtype=bench.dtype, **about)
-        if weight.device.type == "cuda":
-            torch.cuda.synchronize(weight.device)
-        yield name, start, time.perf_counter() - began
+        start, record = started.computed(name, plan.of(name), bench.dense[name], bench.dtype, seed)
+        yield name, start, record.seconds
 
 
 def after_calibration(
