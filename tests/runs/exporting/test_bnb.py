@@ -170,8 +170,8 @@ def test_shards_tokenizer_and_generation_config(tmp_path, source):
 @pytest.mark.parametrize(
     ("family", "plan", "message"),
     [
-        ("llama", plan_of("nvfp4", rank=None), r"layer model.layers.0.self_attn.q_proj is quantized by nvfp4, which bnb "
-         r"cannot hold; it holds fp4-bnb, nf4, and 16 bit"),
+        ("llama", plan_of("nvfp4", rank=None), r"layer model.layers.0.self_attn.q_proj is quantized by nvfp4, which "
+         r"bnb cannot hold; it holds fp4-bnb, nf4, and 16 bit"),
         ("llama", plan_of("residual", rank=None), r"quantized by residual, which bnb cannot hold"),
         ("llama", plan_of("none", rank=None), r"the plan quantizes no layer"),
         ("mixtral", plan_of("nf4", rank=None), r"is one expert of a stacked parameter"),

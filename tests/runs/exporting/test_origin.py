@@ -39,6 +39,21 @@ def test_a_trained_run_is_exported_from_its_folder(tmp_path, source):
     assert (logits(ours) - logits(stock(tmp_path / "base", torch.bfloat16))).abs().max() > 1e-3
 
 
+def test_a_run_that_started_elsewhere_finds_its_starts(tmp_path, source):
+    plan = plan_of("nf4", initializer="loftq")
+    run = tmp_path / "run"
+    tk.train(source("llama"), plan, USE, out=run, levers=LEVERS, device="cpu", dtype="bfloat16", progress=False)
+    origin = read(run, model=source("llama"))
+    assert origin.start is not None and origin.start.parent == run / "starts" and origin.plan.start
+    report = tk.export(run, "bnb", tmp_path / "base", model=source("llama"))
+    assert {layer.base for layer in report.layers.values()} == {"start"}
+    tk.export(run, "peft", tmp_path / "adapter", model=source("llama"), base=tmp_path / "base")
+    theirs = PeftModel.from_pretrained(stock(tmp_path / "base", torch.bfloat16), tmp_path / "adapter").eval()
+    ours = tk.build(source("llama"), plan, device="cpu", dtype="bfloat16", start=origin.start)
+    adapters.load(ours, run / "adapter")
+    assert torch.equal(logits(theirs), logits(ours))
+
+
 def test_a_run_that_did_not_finish_or_kept_nothing_is_refused(tmp_path, source):
     run = tmp_path / "run"
     plan = plan_of("nf4")
@@ -59,12 +74,12 @@ def test_a_run_that_did_not_finish_or_kept_nothing_is_refused(tmp_path, source):
 
 def test_what_is_no_run_is_named(tmp_path, source):
     (tmp_path / "adapter").mkdir()
-    with pytest.raises(InputError, match="there is no .*adaptr to export; did you mean 'adapter'"):
+    with pytest.raises(InputError, match=r"there is no .*adaptr to export; did you mean 'adapter'"):
         read(tmp_path / "adaptr")
     with pytest.raises(InputError, match=r"is no run \(report.json\), .*; found nothing"):
         read(tmp_path / "adapter")
     (tmp_path / "adapter" / adapters.CONFIG).write_text("{}")
-    with pytest.raises(InputError, match="holds no plan.json"):
+    with pytest.raises(InputError, match=r"holds no plan.json"):
         read(tmp_path / "adapter")
     plan_of("nf4").save(tmp_path / "plan.json")
     with pytest.raises(InputError, match=r"does not say which model it is of: name it \(--model\)"):
@@ -77,7 +92,7 @@ def test_starts_of_another_plan_or_model_are_refused(tmp_path, source, adapted):
     adapter, _ = adapted("llama", "nf4", initializer="loftq", start=folder)
     with pytest.raises(InputError, match="another model"):
         read(adapter, model=source("llama"), start=other)
-    with pytest.raises(InputError, match="holds no start.json"):
+    with pytest.raises(InputError, match=r"holds no start.json"):
         read(adapter, model=source("llama"), start=tmp_path)
     with pytest.raises(InputError, match="a folder of starts itself"):
         read(folder, model=source("llama"), start=other)

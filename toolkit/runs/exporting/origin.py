@@ -14,6 +14,11 @@ from toolkit.records.start import StartFile
 from toolkit.records.trained import Trained
 from toolkit.runs import adapters, starts
 
+STARTS = "starts"
+"""Folder of the folders of starts, in the results that a run belongs to."""
+STEPS = 5
+"""How many folders are looked into, from the run's own upwards."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
@@ -72,7 +77,9 @@ def read(
     if path.is_file():
         plan = Plan.load(path)
     elif (path / REPORT).is_file():
-        plan, adapter, dtype, seed = _of_run(path)
+        report = _run(path)
+        plan, adapter, beginning = _of_run(path, report, beginning)
+        dtype, seed = report.provenance.compute_dtype, report.seeds.adapter
     elif (path / starts.REPORT).is_file():
         if beginning is not None and beginning != path:
             raise InputError(f"{path} is a folder of starts itself, and {beginning} is given as another: give one")
@@ -87,14 +94,14 @@ def read(
         )
     started = None if beginning is None else _started(beginning)
     plan = _with_start(path, plan, beginning, started)
-    source = os.fspath(model) if model is not None else plan.model
+    source = os.fspath(model) if model is not None else plan.model or (started and started.model)
     if source is None:
         raise InputError(f"{path} does not say which model it is of: name it (--model)")
     return Origin(path, plan, source, adapter, beginning, started, dtype, seed)
 
 
-def _of_run(path: Path) -> tuple[Plan, Path | None, str, int]:
-    """Plan, adapter, compute dtype and the adapters' seed of a fine-tuning run."""
+def _run(path: Path) -> Trained:
+    """The report of a fine-tuning run that finished."""
     data = read_json(path / REPORT)
     kind = data.get("kind") if isinstance(data, dict) else None
     if kind != "trained":
@@ -103,13 +110,26 @@ def _of_run(path: Path) -> tuple[Plan, Path | None, str, int]:
     if not report.finished:
         why = next((flag.reason for flag in report.flags if flag.severity == "fatal"), "it ended early")
         raise InputError(f"run {report.run} did not finish ({why}): run the study again, it goes on from there")
-    about = report.provenance.compute_dtype, report.seeds.adapter
+    return report
+
+
+def _of_run(path: Path, report: Trained, start: Path | None) -> tuple[Plan, Path | None, Path | None]:
+    """Plan, adapter and starts of a run; its starts lie in `starts` beside it or above."""
+    if start is None and report.start is not None:
+        above = [path.absolute(), *path.absolute().parents][:STEPS]
+        found = [f for p in above if ((f := p / STARTS / report.start.folder) / starts.REPORT).is_file()]
+        start = found[0] if found else None
+        if start is None and report.start.calibration is not None:
+            raise InputError(
+                f"run {report.run} began with the starts {report.start.folder}, which are not in a folder {STARTS} "
+                f"beside {path} or above: name their folder (--start)"
+            )
     if report.adapter is None:
-        return report.plan, None, *about
+        return report.plan, None, start
     folder = path / report.adapter
     if not (folder / adapters.WEIGHTS).is_file():
         raise InputError(f"{path / REPORT} names the adapter {report.adapter!r}, and {folder} holds none")
-    return _plan_in(folder), folder, *about
+    return _plan_in(folder), folder, start
 
 
 def _plan_in(path: Path) -> Plan:
