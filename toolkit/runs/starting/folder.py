@@ -1,0 +1,110 @@
+"""A folder of starts while it is made: what it depends on, what is there already, and the report that closes it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from toolkit.errors import InputError, RunError
+from toolkit.interfaces import Start
+from toolkit.records.io import digest, read_json, write_json
+from toolkit.records.plan import Plan
+from toolkit.records.start import LayerStart, StartFile
+from toolkit.runs import starts
+
+FALLBACK = "fallback"
+"""The note in which a start says what was done instead of what was asked for."""
+
+
+class Folder:
+    """DIR of `toolkit.runs.starts`; layers that lie there under the same settings are not made again.
+
+    Args:
+        path: an empty folder, one that does not exist, or one of the same settings.
+        settings: what the starts depend on, plain data.
+
+    Raises:
+        InputError: the folder holds starts of other settings (what differs is named), or other things.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], settings: Mapping[str, Any]) -> None:
+        self.path, self.settings = Path(path), dict(settings)
+        self._digest = digest(self.settings)
+        self.records: dict[str, LayerStart] = {}
+        if self.path.exists() and not self.path.is_dir():
+            raise InputError(f"{self.path} is a file; starts are written to a folder")
+        if (self.path / starts.SETTINGS).is_file():
+            self._expect(read_json(self.path / starts.SETTINGS))
+        elif self.path.is_dir() and (held := sorted(p.name for p in self.path.iterdir() if not p.name.startswith("."))):
+            raise InputError(
+                f"{self.path} holds {', '.join(held[:5])} and no {starts.SETTINGS}: these are no starts that could be "
+                "gone on with; name another folder"
+            )
+        self.finished = (self.path / starts.REPORT).is_file()
+
+    def _expect(self, found: Any) -> None:
+        found = found if isinstance(found, dict) else {}
+        for key in (*self.settings, *found):
+            if found.get(key) != self.settings.get(key):
+                raise InputError(
+                    f"{self.path} holds starts of other settings: {key} is {_shown(found.get(key))} there and "
+                    f"{_shown(self.settings.get(key))} here; name another folder, or remove that one"
+                )
+
+    def open(self, plan: Plan) -> None:
+        """Write what is asked for: the settings and the plan."""
+        if not (self.path / starts.SETTINGS).is_file():
+            write_json(self.path / starts.PLAN, plan.to_json())
+            write_json(self.path / starts.SETTINGS, self.settings)
+
+    def holds(self, name: str) -> bool:
+        """Whether the layer's start lies here, made under these settings; its record is then in `records`."""
+        if name not in self.records and (record := starts.told(self.path, name, self._digest)) is not None:
+            self.records[name] = record
+        return name in self.records
+
+    def put(self, name: str, start: Start, record: LayerStart) -> None:
+        """Write one layer's start."""
+        starts.write(self.path, name, start, record, self._digest)
+        self.records[name] = record
+
+    def report(self) -> StartFile:
+        """What closed the folder."""
+        return StartFile.load(self.path / starts.REPORT)
+
+    def close(self, names: list[str], calibrated: list[str], fallbacks: float, **about: Any) -> StartFile:
+        """Write the report, last of all.
+
+        Args:
+            names: the layers, in model order.
+            calibrated: those whose initializers asked for calibration.
+            fallbacks: the largest share of these that may have been started otherwise.
+            about: the report's other fields.
+
+        Raises:
+            RunError: more than that; reasons and layers are named, and no report is written, so that nothing takes the
+                folder for what was asked for.
+        """
+        fell: dict[str, list[str]] = {}
+        for name in calibrated:
+            if reason := self.records[name].notes.get(FALLBACK):
+                fell.setdefault(str(reason), []).append(name)
+        count = sum(map(len, fell.values()))
+        if count > fallbacks * len(calibrated):
+            reasons = "; ".join(f"{reason}: {len(each)}, such as {each[0]}" for reason, each in fell.items())
+            raise RunError(
+                f"{count} of {len(calibrated)} calibrated layers were not started as asked for, and a share of "
+                f"{fallbacks:g} is allowed ({reasons}). The starts are kept in {self.path} without a report; calibrate "
+                f"on more text, or allow a larger share of fallbacks"
+            )
+        bases = {name: base for name in names if (base := self.records[name].base) is not None}
+        file = StartFile(layers={name: self.records[name] for name in names}, base=starts.digest_over(bases), **about)
+        file.save(self.path / starts.REPORT)
+        return file
+
+
+def _shown(value: Any) -> str:
+    text = str(value)
+    return text[:12] if len(text) > 32 and " " not in text else text
