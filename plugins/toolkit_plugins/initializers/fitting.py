@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 from collections.abc import Iterator
 
 import torch
@@ -12,6 +13,9 @@ from toolkit.errors import InputError
 from toolkit.interfaces import Given, Initializer, Packed, Quantizer, Start
 from toolkit.registry import registry
 from toolkit_plugins.initializers.compensation import output_error
+
+CHUNK = 2**22
+"""Weights of which a difference is held at a time."""
 
 
 @contextlib.contextmanager
@@ -101,9 +105,14 @@ class Base:
         return dataclasses.replace(made, base=dataclasses.replace(made.base, dtype=dtype), notes=notes)
 
 
-def error_of(given: Given, base: Packed) -> torch.Tensor:
-    """E = W − Ŵ in float32, Ŵ as it will be read back: stored, decoded, and rounded to `given.dtype`."""
-    return given.weight.detach().float() - base.dequantize(given.dtype).float()
+def error_of(given: Given, base: Packed, weight: torch.Tensor | None = None) -> torch.Tensor:
+    """E = W − Ŵ in float32, Ŵ as it will be read back: stored, decoded, and rounded to `given.dtype`.
+
+    Args:
+        weight: W in float32, where the caller has it.
+    """
+    weight = given.weight.detach().float() if weight is None else weight
+    return weight - base.dequantize(given.dtype).float()
 
 
 def norm(matrix: torch.Tensor) -> float:
@@ -112,8 +121,10 @@ def norm(matrix: torch.Tensor) -> float:
 
 
 def left_over(error: torch.Tensor, a: torch.Tensor, b: torch.Tensor, scaling: float) -> float:
-    """‖E − s·BA‖_F of the float32 factors as they are."""
-    return norm(torch.addmm(error, b, a, alpha=-scaling))
+    """‖E − s·BA‖_F of the float32 factors as they are, some rows at a time, so that no copy of E is held."""
+    rows = max(1, CHUNK // error.shape[1])
+    parts = zip(error.split(rows), b.split(rows), strict=True)
+    return math.hypot(*(norm(torch.addmm(some, left, a, alpha=-scaling)) for some, left in parts))
 
 
 def output_notes(given: Given, base: Packed, a: torch.Tensor, b: torch.Tensor) -> dict[str, float]:

@@ -95,7 +95,7 @@ class LoftQ(Initializer):
         made = base.make(given, given.weight)
         weight = given.weight.detach().float()
         whole = norm(weight) or 1.0
-        error = error_of(given, made.base)
+        error = error_of(given, made.base, weight)
         best = made
         a, b = now_a, now_b = seeded, seeded.new_zeros(weight.shape[0], rank)
         residuals = [norm(error) / whole]
@@ -106,11 +106,12 @@ class LoftQ(Initializer):
                 break
             if t > 1:
                 last = made
+                del error  # two weights in float32 are held at a time, and what the quantizer takes
                 made = base.make(given, torch.addmm(weight, now_b, now_a, alpha=-given.scaling))
                 if same(made.base, last.base):
                     repeated = t
                     break
-                error = error_of(given, made.base)
+                error = error_of(given, made.base, weight)
             fit = low_rank.best(error, rank, method=self.svd, seed=given.seed, guess=guess)
             guess, exact, stated = fit.right.T, exact + fit.exact, max(stated, fit.error)
             now_a, now_b = fit.split(given.scaling, seeded)
