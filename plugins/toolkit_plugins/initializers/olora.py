@@ -1,4 +1,8 @@
-"""OLoRA, as PEFT makes it."""
+"""OLoRA, as PEFT makes it.
+
+PEFT's EVA is not among these starts: its A are principal components of centred inputs, for which a layer's second
+moments alone do not suffice, and it moves ranks between layers, which a plan decides.
+"""
 
 from __future__ import annotations
 
