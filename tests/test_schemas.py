@@ -20,6 +20,7 @@ from toolkit.errors import InputError
 from toolkit.records.budget import Budget
 from toolkit.records.certificate import Certificate, CertifiedArm, CertifiedDraws, CertifiedRoom, tied
 from toolkit.records.declared import kind_of
+from toolkit.records.exported import Exported, ExportedLayer, Survival
 from toolkit.records.finetuning import FineTuning
 from toolkit.records.initialization import Initialization
 from toolkit.records.levers import Levers, Seeds
@@ -63,8 +64,35 @@ def _documents():
         "timing-session": [_session(made, adapted)],
         "initialization": [_initialization()],
         "started": _started(made, adapted),
+        "export": [_export()],
     }
     return {kind: [json.loads(json.dumps(r.to_json())) for r in items] for kind, items in records.items()}
+
+
+def _export():
+    """A base with an adapter merged into it."""
+    whole = Survival(share=0.75, norm=1.25, change=0.01)
+    layers = {
+        "a.q_proj": ExportedLayer(quantizer="nvfp4", base="merged", rescaled=0.02, differing=3, merged=whole),
+        "a.o_proj": ExportedLayer(merged=Survival(change=0.0)),
+    }
+    return Exported(
+        form="compressed-tensors",
+        layout="nvfp4-pack-quantized",
+        model="demo",
+        fingerprint="cd" * 32,
+        plan="ab" * 32,
+        plan_base="ba" * 32,
+        start="5a" * 32,
+        adapter="ad" * 32,
+        onto="base",
+        dtype="bfloat16",
+        layers=layers,
+        merged=whole,
+        checked=["read by the library"],
+        notes=["a note"],
+        packages={"torch": "2.13.0"},
+    )
 
 
 def _lock(made):

@@ -60,7 +60,7 @@ class Exported(File):
     """
 
     kind: Literal["export"] = "export"
-    form: str
+    form: Literal["peft", "bnb", "compressed-tensors", "merged"]
     layout: str | None = None
     model: str | None = None
     fingerprint: str | None = None

@@ -12,6 +12,7 @@ from typing import Any
 
 from toolkit.errors import InputError, closest
 from toolkit.records.certificate import Certificate
+from toolkit.records.exported import Exported
 from toolkit.records.finetuning import FineTuning
 from toolkit.records.initialization import Initialization
 from toolkit.records.io import File
@@ -40,6 +41,7 @@ KINDS: dict[str, type[File]] = {
     "start": StartFile,
     "initialization": Initialization,
     "started": Started,
+    "export": Exported,
 }
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
