@@ -74,18 +74,28 @@ class Loop:
         """Nothing to undo."""
 
 
-def to_nf4(model: nn.Module, device: torch.device) -> None:
-    """bitsandbytes' layers in place of all projections, as its documentation does it."""
+def to_nf4(model: nn.Module, device: torch.device) -> nn.Module:
+    """The model with bitsandbytes' layers in place of all projections, as its documentation does it.
+
+    The layers are made without weights, which their constructor would draw on the host first (5 s for a billion, on
+    one core), and the model's are quantized where they are.
+    """
     import bitsandbytes as bnb
 
     for name, module in list(model.named_modules()):
         if not isinstance(module, nn.Linear) or name.endswith("lm_head"):
             continue
         layer = bnb.nn.Linear4bit(
-            module.in_features, module.out_features, bias=False, compute_dtype=torch.bfloat16, quant_type="nf4"
+            module.in_features,
+            module.out_features,
+            bias=False,
+            compute_dtype=torch.bfloat16,
+            quant_type="nf4",
+            device="meta",
         )
-        weight = module.weight.detach().to("cpu")
+        weight = module.weight.detach()
         layer.weight = bnb.nn.Params4bit(weight, requires_grad=False, quant_type="nf4", compress_statistics=True)
         parent, _, child = name.rpartition(".")
         setattr(model.get_submodule(parent), child, layer.to(device))
     model.is_loaded_in_4bit = True
+    return model

@@ -8,13 +8,16 @@ fused AdamW and nothing else (no clipping, no schedule, no logging), in bfloat16
 adapters, over bitsandbytes' NF4 layers, and under torch.compile. Ours: the arms `base: none` and `base: nf4` through
 the Trainer that trains studies, as a timing session drives it, plainly and with its lever `graphs`. Each is timed in
 whole cycles of one list of batches, in rounds of random order; three runs of each loop that ours is held against give
-the floor. Needs one GPU, and under three minutes; `--small` is a smoke test of tiny shapes on any device.
+the floor. Needs one GPU, and under three minutes, of which the compiled loop's making is the largest part
+(`--no-compile` leaves it out). The result is written after every round, and says how many it holds; seconds of each
+stage are told. `--small` is a smoke test of tiny shapes on any device.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import copy
 import dataclasses
 import gc
 import importlib.metadata
@@ -24,8 +27,9 @@ import os
 import statistics
 import sys
 import tempfile
+import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +40,7 @@ from loops import RATE, Loop, to_nf4
 from torch import nn
 
 from toolkit.analysis.statistics.timing import floor, margin, paired_ratio, speed
+from toolkit.records.io import write_json
 from toolkit.records.levers import Levers, Seeds
 from toolkit.records.plan import Plan
 from toolkit.runs.building import build
@@ -72,6 +77,8 @@ ALLOWED = 0.05
 OURS = {"ours, bf16": "by hand, bf16", "ours, NF4": "by hand, NF4"}
 """Ours → the loop that it is held against."""
 
+COMPILED = "by hand, bf16, compiled"
+
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
@@ -93,8 +100,19 @@ class Session:
         count, vocabulary = shape.batches, shape.config["vocab_size"]
         self.ids = torch.randint(1, vocabulary, (count, shape.batch, shape.length), generator=chance)
         self.batches = [ids.pin_memory() if device.type == "cuda" else ids for ids in self.ids]
+        self._kept: dict[bool, nn.Module] = {}
 
-    def dense(self) -> nn.Module:
+    def base(self, *, nf4: bool = False) -> nn.Module:
+        """A base of its own, dense or of bitsandbytes' layers: each is made once, and copied on the device."""
+        if nf4 not in self._kept:
+            self._kept[nf4] = to_nf4(self.base(), self.device) if nf4 else self._dense()
+        return copy.deepcopy(self._kept[nf4])
+
+    def forget(self) -> None:
+        """Give back the memory of what is copied."""
+        self._kept.clear()
+
+    def _dense(self) -> nn.Module:
         """The model with random weights, in bfloat16, on the device."""
         from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -114,9 +132,7 @@ class Session:
         """PEFT's model in a plain loop."""
         from peft import LoraConfig, get_peft_model
 
-        model = self.dense()
-        if nf4:
-            to_nf4(model, self.device)
+        model = self.base(nf4=nf4)
         config = LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules=PROJECTIONS, lora_dropout=0.0)
         model = get_peft_model(model, config, autocast_adapter_dtype=autocast)
         return Loop(torch.compile(model) if compiled else model, self.batches, self.shape.target, self.device, autocast)
@@ -124,7 +140,7 @@ class Session:
     def ours(self, base: str, *, graphs: bool = False) -> Any:
         """Our arm, and the Trainer that trains it."""
         plan = Plan.protecting(None, base=base, rank=RANK, alpha=ALPHA)
-        model = build(self.dense(), plan, dtype="bfloat16")
+        model = build(self.base(), plan, dtype="bfloat16")
         first = self.shape.length - self.shape.target
         mask = (False,) * first + (True,) * self.shape.target
         rows = [[Encoded(tuple(ids.tolist()), mask) for ids in batch] for batch in self.ids]
@@ -140,9 +156,9 @@ class Session:
         return driver(model, rows, levers, Seeds.all(0), self.folder, 0)
 
 
-def variants(session: Session, compiled: bool) -> dict[str, Callable[[], Any]]:
-    """Name → what makes it."""
-    made = {
+def variants(session: Session) -> dict[str, Callable[[], Any]]:
+    """Name → what makes it; all but the compiled loop."""
+    return {
         "by hand, bf16": session.by_hand,
         "by hand, bf16, 16-bit adapters": lambda: session.by_hand(autocast=False),
         "by hand, NF4": lambda: session.by_hand(nf4=True),
@@ -151,9 +167,6 @@ def variants(session: Session, compiled: bool) -> dict[str, Callable[[], Any]]:
         "ours, bf16, CUDA graphs": lambda: session.ours("none", graphs=True),
         "ours, NF4, CUDA graphs": lambda: session.ours("nf4", graphs=True),
     }
-    if compiled:
-        made["by hand, bf16, compiled"] = lambda: session.by_hand(compiled=True)
-    return made
 
 
 class Resident:
@@ -200,8 +213,9 @@ def measure(
     compiled: bool,
     seed: int,
     say: Callable[..., None],
+    save: Callable[[dict[str, Any]], Any],
 ) -> dict[str, Any]:
-    """The whole session as plain data."""
+    """The whole session as plain data, which is saved after each round as well."""
     watch = machine.watch(device)
     labels = []
     try:
@@ -209,46 +223,71 @@ def measure(
     except Exception as error:
         labels.append(f"not quiet: {error}")
     watch.claim(lambda: torch.zeros(1, device=device))
+    stages: dict[str, float] = {}
+
+    @contextlib.contextmanager
+    def stage(name: str) -> Iterator[None]:
+        started = time.perf_counter()
+        say(name, end=" … ")
+        yield
+        stages[name] = round(time.perf_counter() - started, 1)
+        say(f"{stages[name]} s")
+
+    samples: dict[Entry, list[float]] = {}
+    profiles: dict[str, dict[str, float]] = {}
+    seen: list[Any] = []
+
+    def result(done: int) -> dict[str, Any]:
+        return {
+            "device": device_name(device),
+            "machine": watch.machine().model_dump(mode="json", exclude_none=True, exclude={"host", "identity"}),
+            "labels": [*labels, *watch.labels],
+            "throttled": sorted({reason for one in seen for reason in one.throttled}),
+            "load": sorted({name for one in seen for name in one.load}),
+            "packages": _versions(),
+            "shape": dataclasses.asdict(shape),
+            "seconds a sample": seconds,
+            "rounds asked for": count,
+            "rounds": done,
+            "seed": seed,
+            "variants": _table(samples, resident, profiles, shape),
+            "against the loops": _verdicts(samples),
+            "failed": resident.failed,
+            "seconds of each stage": stages,
+        }
+
     with tempfile.TemporaryDirectory() as scratch:
         session = Session(shape, device, Path(scratch))
         resident = Resident(device)
-        made = variants(session, compiled)
+        for base in (False, True):
+            with stage("making the NF4 base by hand" if base else "making the dense base"):
+                session.base(nf4=base)
+        made = variants(session)
         entries = [Entry(name) for name in made]
         entries += [Entry(name, number) for name in dict.fromkeys(OURS.values()) for number in (1, 2)]
+        if compiled:  # last, because it takes longest: what it costs can be seen, and left out
+            made[COMPILED] = lambda: session.by_hand(compiled=True)
+            entries.append(Entry(COMPILED))
         for entry in entries:
-            say(f"making {entry}")
-            resident.add(entry, made[entry.arm])
-        samples: dict[Entry, list[float]] = {entry: [] for entry in resident.held}
-        seen = []
+            with stage(f"making {entry}"):
+                resident.add(entry, made[entry.arm])
+        session.forget()
+        samples |= {entry: [] for entry in resident.held}
         for number, order in enumerate(rounds(list(resident.held), count, seed)):
-            say(f"round {number + 1} of {count}")
-            for entry in order:
-                runner = resident.held[entry]
-                ran = runner.run(seconds=seconds, begin=watch.begin, end=lambda: seen.append(watch.end()))
-                samples[entry].append(ran.cycles * runner.steps / ran.seconds)
-        profiles: dict[str, dict[str, float]] = {}
+            with stage(f"round {number + 1} of {count}"):
+                for entry in order:
+                    runner = resident.held[entry]
+                    ran = runner.run(seconds=seconds, begin=watch.begin, end=lambda: seen.append(watch.end()))
+                    samples[entry].append(ran.cycles * runner.steps / ran.seconds)
+            save(result(number + 1))
         for entry, runner in resident.held.items():
             if entry.duplicate == 0:
-                say(f"profile of {entry}")
-                with contextlib.suppress(RuntimeError):
+                with stage(f"profile of {entry}"), contextlib.suppress(RuntimeError):
                     profiles[entry.arm] = shares(device, runner, 1 / statistics.median(samples[entry]))
         for runner in resident.held.values():
             runner.close()
-    return {
-        "device": device_name(device),
-        "machine": watch.machine().model_dump(mode="json", exclude_none=True, exclude={"host", "identity"}),
-        "labels": [*labels, *watch.labels],
-        "throttled": sorted({reason for one in seen for reason in one.throttled}),
-        "load": sorted({name for one in seen for name in one.load}),
-        "packages": _versions(),
-        "shape": dataclasses.asdict(shape),
-        "seconds a sample": seconds,
-        "rounds": count,
-        "seed": seed,
-        "variants": _table(samples, resident, profiles, shape),
-        "against the loops": _verdicts(samples),
-        "failed": resident.failed,
-    }
+    save(found := result(count))
+    return found
 
 
 def _table(
@@ -317,6 +356,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--no-compile", action="store_true")
     options = parser.parse_args(arguments)
+    options.output.parent.mkdir(parents=True, exist_ok=True)
     for name in ("transformers", "torchao", "bitsandbytes"):
         logging.getLogger(name).setLevel(logging.ERROR)
     device = choose_device(options.device)
@@ -328,11 +368,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         count=options.rounds,
         compiled=not (options.no_compile or options.small),
         seed=options.seed,
-        say=lambda text: print(text, file=sys.stderr, flush=True),
+        say=lambda text, end="\n": print(text, file=sys.stderr, flush=True, end=end),
+        save=lambda found: write_json(options.output, found),
     )
     print(json.dumps(result, indent=1))
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
