@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import Field, FiniteFloat
 
 from toolkit.records.io import File, Record
+from toolkit.records.report import Provenance
 
 
 class LayerStart(Record):
@@ -78,4 +79,4 @@ class StartFile(File):
     layers: dict[str, LayerStart]
     seconds: FiniteFloat = 0.0
     peak_bytes: int | None = None
-    provenance: dict[str, Any] = {}
+    provenance: Provenance | None = None

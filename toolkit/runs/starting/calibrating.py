@@ -150,7 +150,7 @@ def calibrate(
         calibration=told,
         seconds=round(time.perf_counter() - began, 3),
         peak_bytes=above(peak, before),
-        provenance=recorder.finish(memory=peak).model_dump(mode="json"),
+        provenance=recorder.finish(memory=peak),
     )
 
 

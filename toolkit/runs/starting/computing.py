@@ -79,7 +79,7 @@ def initialize(
         dtype=str(source.dtype).removeprefix("torch."),
         seconds=round(time.perf_counter() - began, 3),
         peak_bytes=above(peak, before),
-        provenance=recorder.finish(memory=peak).model_dump(mode="json"),
+        provenance=recorder.finish(memory=peak),
     )
 
 
