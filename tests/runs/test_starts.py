@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 
 import toolkit as tk
 from tests.conftest import configs
+from toolkit.cli import main
 from toolkit.errors import InputError
 from toolkit.interfaces import Given, Initializer, Start
 from toolkit.records.plan import Adapter, LayerPlan, Plan
@@ -375,6 +376,36 @@ def test_a_library_s_own_layer_holds_the_packed_weight_bit_for_bit():
             assert torch.equal(layer.module.weight.data.flatten(), start.base.tensors["codes"].flatten())
             assert torch.equal(state.absmax, start.base.tensors["absmax"])
             assert torch.equal(state.state2.absmax, start.base.tensors["nested_absmax"])
+
+
+# from the shell
+
+
+def test_a_plan_from_the_shell_starts_so(checkpoints, tmp_path, capsys):
+    """Protected layers start plainly; --initializer without a rank, or of no such name, is refused with what to do."""
+    source, profile, top, path = checkpoints("llama"), *(tmp_path / f"{n}.json" for n in ("profile", "top", "plan"))
+
+    def toolkit(*arguments):
+        return main([str(each) for each in arguments])
+
+    assert toolkit("profile", source, "-o", profile) == 0
+    assert toolkit("select", "top-error", "--profile", profile, "--budget", "layers=0.2", "-o", top) == 0
+    made = "plan", "--protect", top, "--base", "nf4", "--scaler", "rslora", "--initializer", "pissa"
+    assert toolkit(*made, "--rank", 4, "-o", path) == 0
+    plan = Plan.load(path)
+    assert plan.default.initializer.startswith("pissa") and {p.initializer for p in plan.layers.values()} == {"zero"}
+    model = build(str(source), plan, dtype="float32")
+    assert len(model.starts) == 21 - 5 and model.plan.start is not None
+    capsys.readouterr()
+    for arguments, said in (
+        (made[:5] + made[7:], "--initializer pissa fits an adapter, and a plan without --rank has none"),
+        (("plan", "--base", "nf4", "--rank", 4, "--initializer", "lofqt"), "did you mean 'loftq'"),
+    ):
+        assert toolkit(*arguments) == 2
+        assert said in capsys.readouterr().err
+    assert toolkit("list", "initializers") == 0
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in ("zero", "loftq(iterations=5", "pissa(", "gptq("))
 
 
 # what is refused
