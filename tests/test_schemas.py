@@ -28,6 +28,7 @@ from toolkit.records.lock import Lock
 from toolkit.records.plan import Plan
 from toolkit.records.report import Rows, mask
 from toolkit.records.session import Machine, Memory, Sample, Session, Timed
+from toolkit.records.start import CalibrationText, LayerStart, StartFile
 from toolkit.records.started import COLUMNS, LayerOutcome, Started
 from toolkit.records.trained import ROW, Course, Data, Flag, Scores, Trained
 from toolkit.schemas import KINDS, file_of, schema
@@ -64,9 +65,41 @@ def _documents():
         "timing-session": [_session(made, adapted)],
         "initialization": [_initialization()],
         "started": _started(made, adapted),
+        "start": [_start(made)],
         "export": [_export()],
     }
     return {kind: [json.loads(json.dumps(r.to_json())) for r in items] for kind, items in records.items()}
+
+
+def _start(made):
+    """Starts of two layers, one of them calibrated."""
+    return StartFile(
+        model="demo",
+        fingerprint="cd" * 32,
+        reference="bfloat16 weights, as the model stores them",
+        plan="ab" * 32,
+        seed=3,
+        dtype="bfloat16",
+        base="ba" * 32,
+        calibration=CalibrationText(
+            source="text.txt", sha256="7e" * 32, windows=4, window=64, tokens=256, activations="nvfp4"
+        ),
+        layers={
+            "a.q_proj": LayerStart(
+                initializer="gptq",
+                quantizer="nvfp4",
+                residuals=[0.1, 0.12],
+                kept=1,
+                notes={"damping": 0.01, "dead": 0},
+                seconds=0.5,
+                base="5a" * 32,
+            ),
+            "a.o_proj": LayerStart(initializer="loftq", quantizer="nf4", rank=8, scaling=2.0, residuals=[0.1]),
+        },
+        seconds=1.5,
+        peak_bytes=1000,
+        provenance=made.reference("base").provenance,
+    )
 
 
 def _export():
