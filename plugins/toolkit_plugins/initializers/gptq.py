@@ -21,7 +21,7 @@ class GPTQ(Initializer):
 
     With the Hessian H = 2R of tr(E R Eᵀ), E = W − Ŵ, columns are rounded one after the other, and what remains of
     each one's error is moved onto those still to come (Frantar et al., 2023; `compensation.compensate`); H's factor 2
-    changes nothing. PACT (§ on calibration) adapts it to NVFP4's scales and to quantized activations, and says no more
+    changes nothing. PACT (abstract) adapts it to NVFP4's scales and to quantized activations, and says no more
     of how: what follows is our choice. W is read in float32, H factorized in float64.
 
     The scales of a whole tensor stay as W gives them (NVFP4's tensor scale, the double quantization's constants);

@@ -380,3 +380,16 @@ def test_never_above_rounding_and_always_what_is_packed(key, rows, columns, toke
     assert made.residual == pytest.approx((error.double().norm() / weight.double().norm()).item(), rel=1e-5)
     again = start(how, weight, second, key)
     assert all(torch.equal(again.base.tensors[name], tensor) for name, tensor in made.base.tensors.items())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("key", KEYS)
+@pytest.mark.parametrize("how", ["gptq", "gptq(order=columns)", "gptq(scales=refresh)", PLAIN])
+def test_a_gpu_gives_as_low_errors(key: str, how: str) -> None:
+    """Sums in another order move values over midpoints, so that codes differ, and the errors hardly do."""
+    weight, second = case(48, 192, 600)
+    here = start(how, weight, second, key)
+    there = start(how, weight.cuda(), second.cuda(), key)
+    assert there.base.tensors["codes" if key != "residual" else "residual.codes"].is_cuda
+    assert there.notes["output_error"] == pytest.approx(here.notes["output_error"], rel=0.03)
+    assert there.notes["output_error_rounding"] == pytest.approx(here.notes["output_error_rounding"], rel=1e-3)
