@@ -108,7 +108,19 @@ def start_for(
         from toolkit.runs.starting.computing import initialize
 
         initialize(plan, model, where, seed=SEED, device=device, dtype=dtype, progress=shown)
+    _free(device)
     return where
+
+
+def _free(device: str) -> None:
+    """Give back what the starts took on the device: the runs' memory is their own."""
+    import gc
+
+    import torch
+
+    gc.collect()
+    if torch.device(device).type == "cuda":
+        torch.cuda.empty_cache()
 
 
 def begun(folder: Path) -> Begun:
