@@ -81,7 +81,7 @@ class GPTQ(Initializer):
     def check(self, shape: tuple[int, int], quantizer: Quantizer, rank: int | None) -> None:
         """Refuses a quantizer without a grid."""
         if not quantizer.has_grid:
-            able = [name for name, (cls, _) in registry.of_kind("quantizer").items() if cls().has_grid]
+            able = [name for name, (cls, _) in registry.of_kind("quantizer").items() if cls.grid is not Quantizer.grid]
             raise InputError(
                 f"initializer {self.key} rounds column by column, and quantizer {quantizer.key} has no grid for it; "
                 f"those that have: {', '.join(able)}"
