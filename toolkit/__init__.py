@@ -60,7 +60,10 @@ _HOME = {
     "calibrated": "toolkit.runs.calibration",
     "build": "toolkit.runs.building",
     "export": "toolkit.runs.exporting",
+    "fuse": "toolkit.runs.exporting",
+    "calibrate": "toolkit.runs.starting.calibrating",
     "initialize": "toolkit.runs.starting.single",
+    "initialize_plan": "toolkit.runs.starting.computing",
     "run": "toolkit.runs.studies",
     "train": "toolkit.runs.finetuning.single",
     "Pacing": "toolkit.runs.training",
@@ -153,7 +156,10 @@ if TYPE_CHECKING:
     from toolkit.runs.building import build as build
     from toolkit.runs.calibration import calibrated as calibrated
     from toolkit.runs.exporting import export as export
+    from toolkit.runs.exporting import fuse as fuse
     from toolkit.runs.finetuning.single import train as train
+    from toolkit.runs.starting.calibrating import calibrate as calibrate
+    from toolkit.runs.starting.computing import initialize_plan as initialize_plan
     from toolkit.runs.starting.single import initialize as initialize
     from toolkit.runs.studies import lock as lock
     from toolkit.runs.studies import run as run

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from toolkit.cli.output import app
+from toolkit.cli.output import Output, app, check, emit
 
 
 @app.command()
@@ -76,3 +76,27 @@ def export(
             file=sys.stderr,
         )
     print("; ".join([f"wrote {output}", *report.checked]), file=sys.stderr)
+
+
+@app.command()
+def fuse(
+    plan: Annotated[Path, typer.Argument(help="Plan file.")],
+    model: Annotated[
+        str | None, typer.Option(help="A Hugging Face id, a local directory, or `demo` (default: the plan's model).")
+    ] = None,
+    output: Output = None,
+) -> None:
+    """Give layers that engines compute as one product (q/k/v, gate/up) one scale, before they are calibrated.
+
+    Example: toolkit fuse plan.json --model demo -o fused.json
+    """
+    from toolkit.errors import InputError
+    from toolkit.records.plan import Plan
+    from toolkit.runs.exporting import fuse as share
+
+    check(output)
+    read = Plan.load(plan)
+    source = model or read.model
+    if source is None:
+        raise InputError(f"{plan} does not say which model it is of: name it (--model)")
+    emit(share(read, source), output)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     import torch
 
-    from toolkit.interfaces.quantizer import Packed
+    from toolkit.interfaces.quantizer import Packed, Quantizer
 
 
 class Layout(ABC):
@@ -52,6 +52,10 @@ class Layout(ABC):
 
     def scale(self, packed: Packed) -> float | None:
         """The scale of the whole tensor, which layers that engines fuse must share; None where there is none."""
+        return None
+
+    def covering(self, weights: Sequence[torch.Tensor]) -> Quantizer | None:
+        """The quantizer with one scale for all of these weights, whatever it is given; None: nothing need be shared."""
         return None
 
     def at_scale(self, weight: torch.Tensor, scale: float) -> Packed:

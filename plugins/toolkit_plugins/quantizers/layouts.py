@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -161,8 +161,13 @@ class NVFP4Layout(PackedE2M1):
     def at_scale(self, weight: torch.Tensor, scale: float) -> Packed:
         """As the quantizer does, under another g."""
         weight = weight.detach()
-        under = _NVFP4AtScale(scale)
+        under = _NVFP4AtScale(g=scale)
         return Packed(self.quantizer, under.encode(weight), tuple(weight.shape), weight.dtype)
+
+    def covering(self, weights: Sequence[torch.Tensor]) -> NVFP4:
+        """With the largest |w| of all of them as `amax`."""
+        largest = max(weight.abs().amax().float().item() for weight in weights)
+        return dataclasses.replace(self.quantizer, amax=largest)
 
 
 @dataclasses.dataclass(frozen=True)

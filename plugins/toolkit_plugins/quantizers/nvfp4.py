@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 
 import torch
 
+from toolkit.errors import InputError
 from toolkit.interfaces import Layout
 from toolkit.weights import native
 from toolkit_plugins.quantizers.e2m1 import E2M1, LARGEST, divide
@@ -30,10 +32,23 @@ class NVFP4(E2M1):
     Floors, so that no scale is ever NaN or zero: s ≥ 2⁻⁶, the smallest normal E4M3 number (torchao's floor too;
     it acts on blocks whose maximum is below amax/28672), and g ≥ 2⁻¹²⁰, so that s·g is a normal number. A tensor
     of zeros stays zero. A 3-D weight has one g.
+
+    Attributes:
+        amax: that g is made from, for weights that share one g because an engine computes them as one product; 0: the
+            weight's own. Values beyond it saturate.
+
+    Raises:
+        InputError: `amax` is no number of 0 or more.
     """
 
     name = "nvfp4"
     by_row = True
+
+    amax: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.amax) and self.amax >= 0):
+            raise InputError(f"{self.name} has no amax of {self.amax}: the largest |w| is asked for, or 0")
 
     @property
     def block_size(self) -> int:
@@ -42,7 +57,7 @@ class NVFP4(E2M1):
 
     def pack_scales(self, absmax: torch.Tensor, partial: bool) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
         """`scales`, float8_e4m3fn, (rows, ⌈K/16⌉), and `global_scale`, float32, one number."""
-        global_scale = _global_scale(absmax.amax())
+        global_scale = _global_scale(absmax.new_tensor(self.amax) if self.amax else absmax.amax())
         kept = {"scales": _block_scale(absmax, global_scale), "global_scale": global_scale}
         return kept, self.unpack_scales(kept)
 

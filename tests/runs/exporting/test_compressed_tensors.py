@@ -241,6 +241,55 @@ def test_a_base_that_an_initializer_made_is_kept_or_refused(tmp_path, source):
     assert moved and all(0 < m < 0.06 for m in moved)
 
 
+def test_a_plan_that_is_fused_first_is_written_bit_for_bit(tmp_path, source):
+    """A base that an initializer made under a shared scale needs no rounding again, and is the built model's."""
+    plan = tk.fuse(plan_of("nvfp4", initializer="loftq"), source("llama"))
+    before = dense(source("llama"))
+    q, k, v, o = (f"model.layers.0.self_attn.{r}_proj" for r in "qkvo")
+    largest = max(before[n].abs().max().item() for n in (q, k, v))
+    assert {plan.of(n).quantizer for n in (q, k, v)} == {f"nvfp4(amax={largest})"}
+    assert plan.of(o).quantizer == "nvfp4" and plan.fingerprint is not None
+    folder = begin(tmp_path / "starts", source("llama"), plan)
+    report = tk.export(folder, "compressed-tensors", tmp_path / "base", model=source("llama"))
+    assert {layer.base for layer in report.layers.values()} == {"start"} and report.notes == [report.notes[0]]
+    assert all(layer.rescaled is None for layer in report.layers.values())
+    stored = load_file(tmp_path / "base" / "model.safetensors")
+    from toolkit.runs import starts
+
+    for name in (q, k, v):
+        base = starts.read(folder, name).base.tensors
+        assert torch.equal(stored[f"{name}.weight_packed"].view(-1), base["codes"])
+        assert stored[f"{name}.weight_global_scale"] == stored[f"{q}.weight_global_scale"]
+    ours = tk.build(source("llama"), plan, device="cpu", dtype="bfloat16", start=folder)
+    assert ours.plan.start == report.start
+
+
+def test_a_group_in_part_or_without_scales_is_not_fused(source):
+    keep = "model.layers.0.self_attn.v_proj"
+    plan = tk.fuse(plan_of("nvfp4", (keep,), rank=None), source("llama"))
+    assert plan.of("model.layers.0.self_attn.q_proj").quantizer == "nvfp4" and plan.of(keep).quantizer == "none"
+    assert plan.of("model.layers.1.self_attn.q_proj").quantizer.startswith("nvfp4(amax=")
+    plain = plan_of("mxfp4", rank=None)
+    assert tk.fuse(plain, source("llama")).layers == plain.layers
+
+
+@given(seed=st.integers(0, 2**31), factor=st.floats(0.25, 8))
+def test_an_amax_that_is_given_makes_the_scale(seed, factor):
+    """At the weight's own amax nothing changes; the key is read back; below it values saturate."""
+    weight = torch.randn(8, 48, generator=torch.Generator().manual_seed(seed))
+    own = weight.abs().max().item()
+    plain = registry.make("quantizer", "nvfp4").quantize(weight)
+    same = registry.make("quantizer", f"nvfp4(amax={own})").quantize(weight)
+    assert all(torch.equal(same.tensors[k], t) for k, t in plain.tensors.items())
+    given_ = registry.make("quantizer", f"nvfp4(amax={own * factor})")
+    assert registry.make("quantizer", given_.key) == given_
+    packed = given_.quantize(weight)
+    assert packed.tensors["global_scale"].item() == pytest.approx(own * factor / 2688, rel=1e-6)
+    assert packed.dequantize().abs().max() <= own * factor * 1.0001 or factor > 1
+    with pytest.raises(InputError, match="no amax of -1"):
+        registry.make("quantizer", "nvfp4(amax=-1)")
+
+
 def test_fused_groups_by_whole_names():
     names = ["a.q_proj", "a.k_proj", "b.q_proj", "b.qkv_proj", "b.gate", "b.gate_proj", "b.up_proj", "x.w1", "x.w3"]
     assert compressed_tensors.fused(names) == [["a.q_proj", "a.k_proj"], ["b.gate_proj", "b.up_proj"], ["x.w1", "x.w3"]]

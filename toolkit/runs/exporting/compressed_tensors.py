@@ -103,8 +103,9 @@ def _rescale(name: str, held: dict[str, Held], scale: float, how: Fused, trained
     if reference is None and how != "requantize":
         raise InputError(
             f"layer {name} has a base that an initializer made, under a scale of its own, and vLLM reads one scale for "
-            "what it fuses: fused='separate' (--fused separate) keeps the base bit for bit, for transformers; "
-            "fused='requantize' (--fused requantize) rounds it again and reports the change"
+            "what it fuses: make it under a shared one (tk.fuse, toolkit fuse PLAN) before it is calibrated; or "
+            "fused='separate' (--fused separate) keeps the base bit for bit, for transformers, and fused='requantize' "
+            "(--fused requantize) rounds it again and reports the change"
         )
     if reference is None or trained:
         reference = before

@@ -10,6 +10,7 @@ import torch
 from toolkit.errors import InputError
 from toolkit.interfaces import Layout, Packed
 from toolkit.records.exported import ExportedLayer, Survival
+from toolkit.records.io import digest
 from toolkit.runs.exporting.changes import Change, Kept
 from toolkit.runs.exporting.weights import Onto, Opened, add_bias, is_dense, put, quantizer_of, refuse_shared
 
@@ -77,7 +78,7 @@ def layouts(opened: Opened, form: str) -> dict[str, Layout]:
     from toolkit.registry import registry
 
     found: dict[str, Layout] = {}
-    keys: dict[str, str] = {}
+    keys: dict[str, tuple[str, str]] = {}
     for name, layer in opened.layers.items():
         quantizer = quantizer_of(opened.plans[name])
         if is_dense(quantizer):
@@ -102,11 +103,11 @@ def layouts(opened: Opened, form: str) -> dict[str, Layout]:
                 f"{layout.multiple}"
             )
         found[name] = layout
-        keys.setdefault(quantizer.key, name)
+        keys.setdefault(digest([layout.name, layout.config(opened.dtype)]), (quantizer.key, name))
     if not found:
         raise InputError(f"the plan quantizes no layer: there is nothing to hold in {form}; export it as merged")
     if len(keys) > 1:
-        (first, one), (second, other) = list(keys.items())[:2]
+        (first, one), (second, other) = list(keys.values())[:2]
         raise InputError(
             f"layer {one} is quantized by {first} and layer {other} by {second}: a {form} checkpoint has one setting "
             "for all of its quantized layers"

@@ -84,22 +84,11 @@ def open_model(origin: Origin, dtype: str | torch.dtype | None = None) -> Opened
         InputError: the model cannot be loaded, has not the plan's layers, or has other weights; or starts are missing
             or of another plan.
     """
-    from toolkit.runs.building import checked, decide
-    from toolkit.runs.models import cast, compute_dtype, load_model, skeleton
+    from toolkit.runs.models import cast, compute_dtype
     from toolkit.runs.started import Starts, check
     from toolkit.weights.layers import head_of, layers_of
-    from toolkit.weights.profiling import fingerprint_of
 
-    checked(origin.plan)
-    decide(skeleton(origin.model), origin.plan)
-    model = load_model(origin.model, device="cpu")
-    plans = decide(model, origin.plan)
-    found = fingerprint_of(model)
-    if origin.plan.fingerprint not in (None, found):
-        raise InputError(
-            f"{origin.path} is of {origin.plan.model} (weights {(origin.plan.fingerprint or '')[:12]}), and the "
-            f"weights of {origin.model} are {found[:12]}: another model, or changed weights"
-        )
+    model, plans, found = dense_model(origin)
     stored = next(p.dtype for p in model.parameters() if p.dtype.is_floating_point)
     target = stored if dtype is None else compute_dtype(torch.device("cpu"), dtype)
     layers = {layer.name: layer for layer in layers_of(model, include_head=head_of(model) in plans)}
@@ -109,6 +98,28 @@ def open_model(origin: Origin, dtype: str | torch.dtype | None = None) -> Opened
     starts.expect(found)
     cast(model, torch.promote_types(stored, target))  # exact; narrowed after the last sum
     return Opened(model, layers, plans, found, target, starts)
+
+
+def dense_model(origin: Origin) -> tuple[nn.Module, dict[str, LayerPlan], str]:
+    """The model, the decision for each of its layers, and its fingerprint.
+
+    Raises:
+        InputError: the model cannot be loaded, has not the plan's layers, or has other weights.
+    """
+    from toolkit.runs.building import checked, decide
+    from toolkit.runs.models import load_model, skeleton
+    from toolkit.weights.profiling import fingerprint_of
+
+    checked(origin.plan)
+    decide(skeleton(origin.model), origin.plan)
+    model = load_model(origin.model, device="cpu")
+    found = fingerprint_of(model)
+    if origin.plan.fingerprint not in (None, found):
+        raise InputError(
+            f"{origin.path} is of {origin.plan.model} (weights {(origin.plan.fingerprint or '')[:12]}), and the "
+            f"weights of {origin.model} are {found[:12]}: another model, or changed weights"
+        )
+    return model, decide(model, origin.plan), found
 
 
 def is_dense(quantizer: Quantizer) -> bool:
