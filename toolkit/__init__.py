@@ -24,6 +24,7 @@ _HOME = {
     "Study": "toolkit.records.study",
     "FineTuning": "toolkit.records.finetuning",
     "Use": "toolkit.records.finetuning",
+    "Initialization": "toolkit.records.initialization",
     "Levers": "toolkit.records.levers",
     "Seeds": "toolkit.records.levers",
     "Trained": "toolkit.records.trained",
@@ -142,6 +143,7 @@ if TYPE_CHECKING:
     from toolkit.records.certificate import Certificate as Certificate
     from toolkit.records.finetuning import FineTuning as FineTuning
     from toolkit.records.finetuning import Use as Use
+    from toolkit.records.initialization import Initialization as Initialization
     from toolkit.records.levers import Levers as Levers
     from toolkit.records.levers import Seeds as Seeds
     from toolkit.records.plan import Plan as Plan

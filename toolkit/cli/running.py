@@ -70,6 +70,8 @@ def run(
     Example: toolkit run studies/ranking-control --small --out demo
 
     Fine-tuning: toolkit run studies/demo-train --workers 2 --out demo-train
+
+    Starts: toolkit run studies/loftq-scaling --small --out starts
     """
     from toolkit.runs.studies import run as start
 

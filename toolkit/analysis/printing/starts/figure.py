@@ -45,7 +45,7 @@ def figure(study: str | os.PathLike[str], out: str | os.PathLike[str], *, kind: 
     if not data["entries"]:
         raise InputError(f"study {data['study']} holds no arm to show")
     panels = _panels(data)
-    across = min(ACROSS, len(panels))
+    across = 2 if len(panels) == 4 else min(ACROSS, len(panels))
     down = -(-len(panels) // across)
     width = LEFT + across * WIDE + (across - 1) * BETWEEN + LEGEND
     lines = drawing.wrapped(_caption(data), width)
