@@ -105,14 +105,13 @@ class Base:
         return dataclasses.replace(made, base=dataclasses.replace(made.base, dtype=dtype), notes=notes)
 
 
-def error_of(given: Given, base: Packed, weight: torch.Tensor | None = None) -> torch.Tensor:
-    """E = W − Ŵ in float32, Ŵ as it will be read back: stored, decoded, and rounded to `given.dtype`.
-
-    Args:
-        weight: W in float32, where the caller has it.
-    """
-    weight = given.weight.detach().float() if weight is None else weight
-    return weight - base.dequantize(given.dtype).float()
+def error_of(given: Given, base: Packed) -> torch.Tensor:
+    """E = W − Ŵ in float32, Ŵ as it will be read back: stored, decoded, and rounded to `given.dtype`."""
+    decoded = base.dequantize(given.dtype).float()
+    weight = given.weight.detach()
+    if weight.dtype not in (torch.float16, torch.bfloat16):  # those are widened as they are read, without a copy
+        weight = weight.float()
+    return weight - decoded
 
 
 def norm(matrix: torch.Tensor) -> float:

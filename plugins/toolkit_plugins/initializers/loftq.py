@@ -93,9 +93,9 @@ class LoftQ(Initializer):
         rank, seeded = adapter_of(self, given)
         base = self._base
         made = base.make(given, given.weight)
-        weight = given.weight.detach().float()
-        whole = norm(weight) or 1.0
-        error = error_of(given, made.base, weight)
+        weight = given.weight.detach()  # float32 where it is computed with, and not kept: one matrix less is held
+        whole = norm(weight.float()) or 1.0
+        error = error_of(given, made.base)
         best = made
         a, b = now_a, now_b = seeded, seeded.new_zeros(weight.shape[0], rank)
         residuals = [norm(error) / whole]
@@ -106,12 +106,12 @@ class LoftQ(Initializer):
                 break
             if t > 1:
                 last = made
-                del error  # two weights in float32 are held at a time, and what the quantizer takes
-                made = base.make(given, torch.addmm(weight, now_b, now_a, alpha=-given.scaling))
+                del error
+                made = base.make(given, torch.addmm(weight.float(), now_b, now_a, alpha=-given.scaling))
                 if same(made.base, last.base):
                     repeated = t
                     break
-                error = error_of(given, made.base, weight)
+                error = error_of(given, made.base)
             fit = low_rank.best(error, rank, method=self.svd, seed=given.seed, guess=guess)
             guess, exact, stated = fit.right.T, exact + fit.exact, max(stated, fit.error)
             now_a, now_b = fit.split(given.scaling, seeded)

@@ -84,7 +84,7 @@ class PiSSA(Initializer):
         made = base.make(given, given.weight)
         weight = given.weight.detach().float()
         whole = norm(weight) or 1.0
-        residuals = [norm(error_of(given, made.base, weight)) / whole]
+        residuals = [norm(error_of(given, made.base)) / whole]
         target, guess, exact, stated = weight, None, 0, 0.0
         kept, best = 0, None
         for t in range(1, self.iterations + 1):
@@ -94,7 +94,7 @@ class PiSSA(Initializer):
             last, made = made, base.make(given, torch.addmm(weight, b, a, alpha=-given.scaling))
             if t > 1 and same(made.base, last.base):
                 break
-            target = error_of(given, made.base, weight)
+            target = error_of(given, made.base)
             residuals.append(left_over(target, a, b, given.scaling) / whole)
             if best is None or residuals[-1] < residuals[kept]:
                 kept, best = t, (made, a, b)
