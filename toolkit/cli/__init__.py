@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 
-from toolkit.cli import building, calibrating, exporting, judging, running, timing  # noqa: F401 — their verbs register
+from toolkit.cli import building, calibrating, exporting, judging, running, starting, timing  # noqa: F401 — verbs
 from toolkit.cli.output import app
 from toolkit.errors import ToolkitError
 

@@ -167,17 +167,12 @@ class _Chosen:
         """As the plan's initializers say.
 
         Raises:
-            InputError: none is calibrated, or two ask for different activations.
+            InputError: two ask for different activations.
         """
         made: dict[str, Initializer] = {
             key: registry.make("initializer", key) for key in {layer.initializer for layer in source.begun.values()}
         }
         calibrated = [name for name, layer in source.begun.items() if made[layer.initializer].needs_calibration]
-        if not calibrated:
-            raise InputError(
-                f"no initializer of this plan is calibrated ({', '.join(sorted(made))}): its starts are made by "
-                "`toolkit initialize PLAN -o DIR`"
-            )
         first: dict[str, str] = {}
         for name in calibrated:
             first.setdefault(made[source.begun[name].initializer].activations, name)

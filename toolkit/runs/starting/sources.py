@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from toolkit.errors import InputError
 from toolkit.records.plan import LayerPlan, Plan
+from toolkit.registry import registry
 from toolkit.runs import started
 from toolkit.weights.layers import head_of, layers_of
 
@@ -59,7 +60,8 @@ def source_of(
 
     Raises:
         InputError: no plan, an unknown component, layers that the model does not have, other weights than the plan's,
-            an initializer that cannot start a layer (named), or a plan that starts every layer plainly.
+            an initializer that cannot start a layer (named), or a plan that starts every layer plainly or, where it is to
+            be calibrated, none by calibration.
     """
     from torch import nn
 
@@ -89,6 +91,13 @@ def source_of(
     begun = started.check(layers, {layer.name: layer.shape for layer in found}, folder=calibrated)
     if not begun:
         raise InputError("the plan starts every layer plainly: there is nothing to compute, and build needs no starts")
+    if calibrated:
+        keys = sorted({layer.initializer for layer in begun.values()})
+        if not any(registry.make("initializer", key).needs_calibration for key in keys):
+            raise InputError(
+                f"no initializer of this plan is calibrated ({', '.join(keys)}): its starts are made by "
+                "`toolkit initialize PLAN -o DIR`"
+            )
     measured = profile(model, (), progress=False)
     if plan.fingerprint is not None and plan.fingerprint != measured.fingerprint:
         raise InputError(
