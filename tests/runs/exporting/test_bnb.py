@@ -191,6 +191,16 @@ def test_two_quantizers_have_no_one_setting(tmp_path, source):
         exported(tmp_path, source, plan)
 
 
+def test_blocks_of_two_sizes_lie_side_by_side(tmp_path, source):
+    """Each weight carries its own block size; the setting that holds for all does not name one."""
+    plan = plan_of("nf4", rank=None)
+    other = plan.default.model_copy(update={"quantizer": "nf4(block=32)"})
+    plan = plan.model_copy(update={"layers": {"model.layers.1.mlp.up_proj": other}})
+    folder, _ = exported(tmp_path, source, plan)
+    ours = tk.build(source("llama"), plan, device="cpu", dtype="bfloat16")
+    assert torch.equal(logits(stock(folder, torch.bfloat16)), logits(ours))
+
+
 def test_a_tied_head_that_is_planned_quantized_is_refused_and_an_untied_one_is_written(tmp_path, source):
     plan = plan_of("nf4", rank=None)
     plan = plan.model_copy(update={"layers": {"lm_head": plan.default}})
