@@ -23,7 +23,7 @@ def make_study(**changes) -> Initialization:
         "window": WINDOW,
         "scalings": [1.0, 4.0],
         "arms": [{"name": "plain"}, {"name": "fitted", "initializer": "loftq"}],
-        "analysis": {"baseline": "plain", "resamples": 400},
+        "analysis": {"baseline": "plain", "resamples": 400, "block": 1},
     }
     return Initialization.model_validate(data | changes)
 

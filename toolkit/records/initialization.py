@@ -72,7 +72,7 @@ class StartContrasts(Record):
         outcome: `loss` or `kl` (against the 16-bit model), nats a token, paired by window.
         level: of the family of all declared comparisons.
         correction: `bonferroni`: each interval covers 1 − level/comparisons, so that all cover at once; or `none`.
-        block: windows a block of the bootstrap.
+        block: windows a block of the bootstrap; 2 covers windows that depend a little on their neighbours.
         resamples: of the bootstrap.
     """
 
@@ -81,7 +81,7 @@ class StartContrasts(Record):
     outcome: Literal["loss", "kl"] = "loss"
     level: float = Field(default=0.05, gt=0, lt=1)
     correction: Literal["bonferroni", "none"] = "bonferroni"
-    block: int = Field(default=1, gt=0)
+    block: int = Field(default=2, gt=0)
     resamples: int = Field(default=10_000, ge=200, le=100_000)
 
 

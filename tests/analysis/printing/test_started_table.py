@@ -77,14 +77,18 @@ def test_comparisons_are_paired_by_window_and_corrected_for_their_number(tmp_pat
     low, high = stats.t.interval(0.975, 7, gap.mean(), gap.std(ddof=1) / np.sqrt(8))
     assert 1 < (one["high"] - one["low"]) / (high - low) < 2.5
     wide = summary(
-        results(tmp_path / "w", study=built.make_study(analysis={"baseline": "plain", "correction": "none"}))
+        results(
+            tmp_path / "w", study=built.make_study(analysis={"baseline": "plain", "block": 1, "correction": "none"})
+        )
     )
     assert wide["contrasts"][0]["coverage"] == pytest.approx(0.95)
     assert wide["contrasts"][0]["high"] < one["high"]
 
 
 def test_the_declared_outcome_is_what_is_compared(tmp_path):
-    kl = summary(results(tmp_path / "r", study=built.make_study(analysis={"baseline": "plain", "outcome": "kl"})))
+    kl = summary(
+        results(tmp_path / "r", study=built.make_study(analysis={"baseline": "plain", "block": 1, "outcome": "kl"}))
+    )
     assert kl["contrasts"][0]["difference"] == pytest.approx(float(np.mean(np.subtract(BETTER, PLAIN))) / 1000)
 
 
