@@ -1,7 +1,7 @@
 """GPTQ's options against each other, against rounding and LoftQ, and against llm-compressor's and ModelOpt's.
 
     python benchmarks/gptq.py --text CALIBRATION --held-out OTHER [-o benchmarks/results/gptq.json]
-        [--tokens 4096] [--blocks 0,15,29] [--small]
+        [--tokens 4096] [--blocks 15] [--small]
 
 On the demo model's layers, each by itself, with the 16-bit model's own inputs: relative output errors
 √(tr(E R Eᵀ)/tr(W R Wᵀ)), R of the tokens that were calibrated with and of as many of another text, which no method
@@ -151,7 +151,7 @@ def main() -> None:
     parser.add_argument("--text", default="python-topics", help="to calibrate with")
     parser.add_argument("--held-out", default="wikitext2", help="to judge by")
     parser.add_argument("--tokens", type=int, default=4096)
-    parser.add_argument("--blocks", default="0,15,29")
+    parser.add_argument("--blocks", default="15")
     parser.add_argument("--small", action="store_true", help="one block, two methods, 512 tokens")
     args = parser.parse_args()
     device = choose_device(None)

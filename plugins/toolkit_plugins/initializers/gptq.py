@@ -30,8 +30,18 @@ class GPTQ(Initializer):
     columns come at different times: its scales are searched before the first, for Σ_j R_jj·(w_j − ŵ_j)², and cannot
     be refreshed. Where blocks run over the ends of rows, scales are static, and `notes["scales"]` says so.
 
-    Measured (benchmarks/results/gptq.json): output errors on inputs that were not calibrated with, geometric means
-    over layers of SmolLM2-135M, relative to rounding; search with groups in order is the least for NVFP4 and NF4.
+    The defaults are the best by measurement (benchmarks/results/gptq.json: the seven layers of one block of the demo
+    model, 4,096 tokens). Output errors on another text than was calibrated with, relative to rounding, geometric means:
+
+        scales, order       NVFP4  MXFP4  NF4
+        search, groups      .538   .573   .575
+        search, none        .545   .588   .584
+        search, columns     .567   .580   .594
+        static, groups      .658
+        static, columns     .652   .594   .629
+        static, none        .677   .626   .655
+        refresh, groups     .652
+        refresh, none       .669
 
     The moments of the inputs have the activations' rounding in them where `activations` names it. An input that was
     never seen (R_jj = 0) takes no part: its weights are rounded plainly, not zeroed. Damping is λ = damping·mean R_jj

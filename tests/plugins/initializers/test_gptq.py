@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import itertools
+import json
+import statistics
+from pathlib import Path
 
 import pytest
 import torch
@@ -311,6 +315,26 @@ def test_level_with_llm_compressor_under_its_options_and_below_its_best_by_defau
     assert ours["columns"] == pytest.approx(theirs["order"], rel=0.01)
     assert ours["none"] == pytest.approx(theirs["none"], rel=0.01)
     assert start("gptq", weight, second).notes["output_error"] < min(theirs.values())
+
+
+def test_the_defaults_are_the_best_that_were_measured_and_below_the_best_peer() -> None:
+    """The committed benchmark, its means recomputed from its rows, against what the docstring says."""
+    report = json.loads((Path(__file__).parents[3] / "benchmarks" / "results" / "gptq.json").read_text())
+    said = inspect.getdoc(type(registry.make("initializer", "gptq")))
+    for quantizer, methods in report["rows"].items():
+        plain = methods["rounding"]
+        held = {
+            name: statistics.geometric_mean(r["held_out"] / p["held_out"] for r, p in zip(rows, plain, strict=True))
+            for name, rows in methods.items()
+        }
+        assert all(
+            report["means"][quantizer][name]["held_out"] == pytest.approx(v, abs=1e-4) for name, v in held.items()
+        )
+        others = {name: value for name, value in held.items() if not name.startswith("loftq(")}
+        assert min(others, key=others.get) == "gptq"
+        assert f"{held['gptq']:.3f}".lstrip("0") in said
+    peers = {name for name in report["rows"]["nvfp4"] if name.startswith("llm-compressor")}
+    assert len(peers) == 4
 
 
 def test_bad_moments_are_refused_by_the_layers_name() -> None:
