@@ -60,8 +60,8 @@ def source_of(
 
     Raises:
         InputError: no plan, an unknown component, layers that the model does not have, other weights than the plan's,
-            an initializer that cannot start a layer (named), or a plan that starts every layer plainly or, where it is to
-            be calibrated, none by calibration.
+            an initializer that cannot start a layer (named), or a plan that starts every layer plainly, or none by
+            calibration where it is to be calibrated.
     """
     from torch import nn
 
