@@ -1,7 +1,7 @@
 """compressed-tensors checkpoints: what is left out by name, one scale for what engines fuse, and the library's check.
 
-vLLM computes q, k and v as one product, and gate and up as one: it reads one global scale for all of them, the largest
-that it finds, and would decode the others wrongly. So layers of one module that are fused there share a scale by
+vLLM computes q, k and v as one product, and gate and up as one: it takes one global scale for all of them, and
+decodes the others wrongly. So layers of one module that are fused there share a scale by
 default. Where their own scales differ, a base that the quantizer made is quantized anew from the dense weights under
 the largest of them; a base that an initializer made is refused, for rounding it again would undo what it was made for.
 """

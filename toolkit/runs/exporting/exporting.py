@@ -237,7 +237,8 @@ def _about(opened: Opened, held: Mapping[str, Held], kept: Mapping[str, Kept]) -
 
 def _notes(opened: Opened, origin: Origin, asked: Asked, held: Mapping[str, Held]) -> list[str]:
     notes = []
-    if (origin.adapter is not None or origin.begun) and not asked.merge:
+    adapted = any(plan.adapter is not None for plan in opened.plans.values())
+    if adapted and (origin.adapter is not None or origin.begun) and not asked.merge:
         notes.append("the base alone: the adapter is exported apart, by the format peft")
     apart = [name for name, plan in opened.plans.items() if plan.compute_dtype is not None or plan.range_guard]
     if apart:
