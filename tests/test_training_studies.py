@@ -124,6 +124,20 @@ def test_pairs_are_each_rule_with_both_controls():
     assert likes == {f"{rule}-{law}": rule for rule in rules for law in ("matched", "count")}
 
 
+def test_the_first_study_is_twelve_small_runs_and_its_readme_says_how_small():
+    """Four arms on two seeds, A/A of four runs, one untrained: what two CPU cores do in minutes."""
+    study = FineTuning.read(STUDIES / "demo-train")
+    check(study)
+    runs = expand(study)
+    roles = [run.role for run in runs]
+    assert [roles.count(role) for role in ("arm", "repeat", "untrained")] == [4 * 2, 3, 1] and len(runs) == 12
+    levers, task = study.levers_of("arithmetic"), study.tasks["arithmetic"]
+    assert levers.steps * levers.batch * levers.accumulation <= task.train_rows  # no row is trained on twice
+    told = " ".join((STUDIES / "demo-train" / "README.md").read_text(encoding="utf-8").split())
+    assert f"{study.seeds} seeds an arm" in told.replace("two", "2")
+    assert f"{levers.steps} steps of {levers.batch} rows and {task.rows} scored rows" in told
+
+
 @pytest.mark.slow
 @needs_demo
 def test_the_readme_shows_the_mismatch_that_the_script_prints():
