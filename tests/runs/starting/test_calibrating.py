@@ -7,9 +7,10 @@ import shutil
 import pytest
 import torch
 from torch import nn
+from transformers import AutoModelForCausalLM, Gemma2Config, GPTNeoXConfig, OPTConfig, Qwen3MoeConfig
 
 import toolkit as tk
-from tests.conftest import byte_tokenizer
+from tests.conftest import COMMON, byte_tokenizer
 from tests.runs.starting.conftest import LETTERS, make
 from toolkit.errors import InputError, RunError
 from toolkit.records.plan import LayerPlan, Plan
@@ -148,12 +149,13 @@ def test_inputs_are_rounded_as_they_will_be(watcher, letters, tmp_path):
     plan = plan.model_copy(update={"layers": kept})
     dense = make()
     rounding = {layer.name: "nvfp4" for layer in layers_of(dense) if layer.name not in kept}
-    file = calibrate(plan, letters, tmp_path, model=dense, **settings())
+    few = ids(3, 12)
+    file = calibrate(plan, letters, tmp_path, model=dense, **settings(windows=3, window=12, batch=2))
     assert file.calibration.activations == "nvfp4" and not set(kept) & set(file.layers)
     assert all(m.activations == "nvfp4" for m in watcher.seen.values())
-    exact = reference(make(), plan, STAGES["llama"], tmp_path, rounding)
+    exact = reference(make(), plan, STAGES["llama"], tmp_path, rounding, few)
     agree(watcher.seen, {name: each for name, each in exact.items() if name not in kept})
-    plain = reference(make(), plan, STAGES["llama"], tmp_path)
+    plain = reference(make(), plan, STAGES["llama"], tmp_path, tokens=few)
     name = "model.layers.0.mlp.down_proj"
     assert (plain[name][0] - exact[name][0]).abs().max() > 1e-3 * exact[name][0].abs().max()
 
@@ -163,6 +165,43 @@ def test_without_sequence_a_block_is_seen_dense(watcher, letters, tmp_path):
     calibrate(plan, letters, tmp_path, model=make(), **settings(sequential=False))
     together = [[part for stage in STAGES["llama"] for part in stage]]
     agree(watcher.seen, reference(make(), plan, together, tmp_path))
+
+
+FURTHER = {
+    "gemma2": (Gemma2Config, {"num_key_value_heads": 2, "head_dim": 16, "sliding_window": 8}),  # a mask by layer
+    "gpt_neox": (GPTNeoXConfig, {}),  # attention and MLP side by side
+    "opt": (OPTConfig, {"ffn_dim": 96, "word_embed_proj_dim": 32, "do_layer_norm_before": False}),  # layers outside
+    "qwen3_moe": (Qwen3MoeConfig, {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}),
+}
+
+
+@pytest.mark.parametrize("family", list(FURTHER))
+def test_blocks_are_called_as_their_model_calls_them(family, watcher, letters, tmp_path):
+    """Masks, positions and what stands before the blocks come from a pass through the model's own code."""
+
+    def other() -> nn.Module:
+        kind, further = FURTHER[family]
+        small = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4}
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(kind(**COMMON, **small, **further))
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                nn.init.normal_(parameter, std=0.15)
+        return model.to(torch.bfloat16).eval()
+
+    outside = [layer.name for layer in layers_of(other()) if layer.block is None]
+    plan = Plan.protecting(None, "nf4", initializer="watcher")
+    plan = plan.model_copy(update={"layers": {name: LayerPlan(quantizer="nvfp4") for name in outside}})
+    calibrate(plan, letters, tmp_path, model=other(), **settings(sequential=False))
+    dense = other().float()
+    for layer in layers_of(dense):
+        if layer.name in outside:
+            with torch.no_grad():
+                layer.weight().copy_(
+                    tk.quantizer("nvfp4").quantize(layer.weight().bfloat16()).dequantize(torch.float32)
+                )
+    exact = reference(dense, plan, [[""]], tmp_path)
+    agree(watcher.seen, {name: each for name, each in exact.items() if name not in outside})
 
 
 @pytest.mark.parametrize("batch", [1, 3, 16])
@@ -221,8 +260,6 @@ def test_resumed_equals_uninterrupted(initializer, letters, tmp_path, checkpoint
     }
     again = calibrate(plan, letters, tmp_path / "cut", model=checkpoints(), **about)
     assert again == resumed == StartFile.load(tmp_path / "cut" / starts.REPORT)
-    from transformers import AutoModelForCausalLM
-
     model = AutoModelForCausalLM.from_pretrained(checkpoints(), dtype="auto").eval()
     calibrate(plan, letters, tmp_path / "object", model=model, **settings())
     same(tensors(tmp_path / "object"), tensors(tmp_path / "whole"))

@@ -91,6 +91,7 @@ class Shell:
         self._first: torch.Tensor | None = None
         self._last: torch.Tensor | None = None
         self._known: dict[tuple[Any, ...], list[torch.Tensor]] = {}
+        self._same: dict[int, torch.Tensor] = {}  # of one pass: blocks mostly share their arguments
 
     def copy_of(self, at: int) -> nn.Module:
         """A copy of one block in the compute dtype; experts are computed one by one, as the model's code has it."""
@@ -122,6 +123,7 @@ class Shell:
                 "calibrated block by block"
             )
         assert self._first is not None
+        self._same.clear()
         return self._first, [Call(self._shared(call.rest), self._shared(call.named), call.key) for call in found]
 
     def visit(self, index: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -160,17 +162,22 @@ class Shell:
     def _shared(self, value: Any) -> Any:
         """The same arguments, with tensors that are equal to earlier ones kept once: masks, positions."""
         if isinstance(value, torch.Tensor):
-            alike = self._known.setdefault((value.shape, value.dtype), [])
-            for known in alike:
-                if known is value or torch.equal(known, value):
-                    return known
-            if len(alike) < 8:  # beyond that they differ by batch
-                alike.append(value)
-            return value
+            if id(value) not in self._same:
+                self._same[id(value)] = self._earlier(value)
+            return self._same[id(value)]
         if isinstance(value, dict):
             return {key: self._shared(each) for key, each in value.items()}
         if type(value) in (tuple, list):
             return type(value)(self._shared(each) for each in value)
+        return value
+
+    def _earlier(self, value: torch.Tensor) -> torch.Tensor:
+        alike = self._known.setdefault((value.shape, value.dtype), [])
+        for known in alike:
+            if known is value or torch.equal(known, value):
+                return known
+        if len(alike) < 8:  # beyond that they differ by batch
+            alike.append(value)
         return value
 
 
