@@ -320,6 +320,20 @@ def test_layers_that_start_plainly_or_by_weights_alone_are_quantized_on_the_way(
         assert torch.equal(found.A, alone.A) and torch.equal(found.B, alone.B)
 
 
+@pytest.mark.gpu
+def test_a_gpu_comes_to_the_same_moments(watcher, letters, tmp_path):
+    """From a model object on the GPU as from one on the CPU, one block on the device at a time."""
+    plan = Plan.protecting(None, "nf4", initializer="watcher", **ADAPTER)
+    calibrate(plan, letters, tmp_path / "cpu", model=make(), **settings(device="cpu"))
+    first = dict(watcher.seen)
+    for name, model in (("moved", make()), ("there", make().cuda())):
+        calibrate(plan, letters, tmp_path / name, model=model, **settings(device="cuda"))
+        for layer, moments in watcher.seen.items():
+            assert moments.second.is_cuda and moments.tokens == first[layer].tokens
+            gap = (moments.second.cpu() - first[layer].second).abs().max()
+            assert gap < 2e-3 * first[layer].second.abs().max(), layer
+
+
 # what is refused
 
 

@@ -193,6 +193,7 @@ class _Work:
     def __init__(self, source: Source, chosen: _Chosen, folder: Folder, seed: int, report: Progress) -> None:
         self._source, self._chosen, self._folder, self._seed = source, chosen, folder, seed
         self._report, self._done = report, 0
+        self._rounds: dict[str, bool] = {}
 
     def through(self, model: nn.Module, text: Windows, batch: int, sequential: bool) -> None:
         """Start every layer: those outside the blocks first, then block after block as far as any is calibrated."""
@@ -303,10 +304,12 @@ class _Work:
 
     def _quantized(self, name: str) -> bool:
         """Whether the plan quantizes the layer: one that it keeps in 16 bit takes its inputs as they are."""
-        layer = self._source.layers.get(name)
-        if layer is None:
-            return False
-        return not registry.make("quantizer", layer.quantizer).keeps(self._source.read(name).dtype)
+        if name not in self._rounds:
+            layer = self._source.layers.get(name)
+            self._rounds[name] = layer is not None and not registry.make("quantizer", layer.quantizer).keeps(
+                self._source.read(name).dtype
+            )
+        return self._rounds[name]
 
     def _start(self, name: str, moments: Moments | None) -> torch.Tensor | None:
         """The weight that a layer starts with, float32, after its start was written; None where it stays as it is."""

@@ -56,8 +56,9 @@ class Folder:
     def open(self, plan: Plan) -> None:
         """Write what is asked for: the settings and the plan."""
         if not (self.path / starts.SETTINGS).is_file():
-            write_json(self.path / starts.PLAN, plan.to_json())
             write_json(self.path / starts.SETTINGS, self.settings)
+        if not (self.path / starts.PLAN).is_file():
+            write_json(self.path / starts.PLAN, plan.to_json())
 
     def holds(self, name: str) -> bool:
         """Whether the layer's start lies here, made under these settings; its record is then in `records`."""

@@ -85,7 +85,7 @@ class Shell:
         self._blocks = list(model.get_submodule(blocks))
         self._dense, self._dtype = model, dtype
         stubs = {id(block): _Stub(at, block, self) for at, block in enumerate(self._blocks)}
-        self.model = cast(copy.deepcopy(model, dict(stubs)), dtype).eval()
+        self.model = cast(copy.deepcopy(model, dict(stubs)), dtype).eval().cpu()
         self._form: type | None = None
         self._calls: list[Call] = []
         self._first: torch.Tensor | None = None
@@ -136,7 +136,7 @@ class Shell:
                 "it cannot be calibrated block by block"
             )
         if self._form is None:
-            out = self.copy_of(index)(*args, **kwargs)
+            out = self.copy_of(index).cpu()(*args, **kwargs)
             self._form = type(out)
             raise Enough
         if index == 0:
