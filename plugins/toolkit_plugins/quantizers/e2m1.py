@@ -6,7 +6,7 @@ import functools
 
 import torch
 
-from toolkit_plugins.quantizers.codebook import CodebookQuantizer
+from toolkit_plugins.quantizers.codebook import CodebookQuantizer, passed
 
 MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 LARGEST = 6.0
@@ -34,7 +34,7 @@ class E2M1(CodebookQuantizer):
 
     def choose(self, ratio: torch.Tensor) -> torch.Tensor:
         """sign·8 + the number of thresholds below |y|, uint8."""
-        magnitude = torch.bucketize(ratio.abs(), _rises(ratio.device), out_int32=True)
+        magnitude = passed(ratio.abs(), _rises(ratio.device))
         return (magnitude + 8 * ratio.signbit()).to(torch.uint8)
 
 
