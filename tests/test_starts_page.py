@@ -1,6 +1,7 @@
 """docs/starts.md: its study is one that reads and can be run, and its command lines are the verbs'."""
 
 import re
+import shlex
 from pathlib import Path
 
 import yaml
@@ -36,10 +37,10 @@ def test_the_defaults_on_the_page_are_the_records():
 
 
 def test_every_command_on_the_page_is_a_verb_with_these_options():
-    (block,) = re.findall(r"```sh\n(.*?)```", PAGE, re.S)
+    block = "".join(re.findall(r"```sh\n(.*?)```", PAGE, re.S))
     commands = get_command(app).commands
     for line in block.splitlines():
-        _, verb, *rest = line.split()
+        _, verb, *rest = shlex.split(line)
         options = {name for parameter in commands[verb].params for name in parameter.opts}
         assert {word for word in rest if word.startswith("-")} <= options, line
     for verb in ("run", "lock"):
