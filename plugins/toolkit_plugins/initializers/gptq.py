@@ -12,7 +12,7 @@ from toolkit.errors import InputError
 from toolkit.interfaces import Given, Initializer, Moments, Packed, Quantizer, Start
 from toolkit.registry import registry
 from toolkit_plugins.initializers.compensation import compensate, factorize, output_error, sequence
-from toolkit_plugins.initializers.fitting import error_of, norm
+from toolkit_plugins.initializers.fitting import error_of, full_float32, norm
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,9 +50,9 @@ class GPTQ(Initializer):
     B is 0 and A the seeded one where the layer has an adapter. `residuals` are of weights: rounding's, then GPTQ's,
     which is larger, since GPTQ trades weights for outputs; what is kept goes by the relative output error on the
     layer's own moments, √(tr(E R Eᵀ)/tr(W R Wᵀ)), and is never above rounding's. Notes of a start:
-    `output_error`, of what is kept; `output_error_rounding`; `tokens`; `damping`, as it was in the end, and
-    `damping_raised`, how often it was raised; `dead`, inputs never seen; `fallback` with its reason, where the layer
-    is rounded instead.
+    `output_error`, of what is kept; `output_error_rounding`; `output_error_compensated`, where it was not kept;
+    `tokens`; `damping`, as it was in the end, and `damping_raised`, how often it was raised; `dead`, inputs never seen;
+    `fallback` with its reason, where the layer is rounded instead.
 
     Attributes:
         scales: `search`, `refresh` or `static`.
@@ -97,6 +97,7 @@ class GPTQ(Initializer):
                 f"those that have: {', '.join(able)}"
             )
 
+    @full_float32()
     def initialize(self, given: Given) -> Start:
         """The start; which of rounding and GPTQ it is, and what became of either, is in its notes.
 
@@ -125,7 +126,7 @@ class GPTQ(Initializer):
             bases.append(made)
             if outputs[1] > outputs[0]:
                 kept = 0
-                notes["fallback"] = f"rounding: its output error is lower ({outputs[0]:.4g} against {outputs[1]:.4g})"
+                notes |= {"fallback": "rounding: its output error is lower", "output_error_compensated": outputs[1]}
         notes |= {"output_error": outputs[kept], "output_error_rounding": outputs[0]}
         b = None if given.rank is None else torch.zeros(len(weight), given.rank, device=weight.device)
         residuals = tuple(norm(error) / whole for error in errors)

@@ -32,7 +32,8 @@ class Qera(Initializer):
 
     It minimises ‖(E − s·BA)·S‖_F, the expected output error √E‖(W − Ŵ − s·BA)x‖² where SSᵀ = R = E[xxᵀ]. R is damped,
     R + δ·mean(diag R)·I, so that channels never seen keep a finite weight; δ is raised tenfold where that is not
-    enough, and what it came to is noted (our choice). A layer whose inputs were all zero is fitted without weights.
+    enough, and what it came to is noted (our choice). A layer whose inputs were all zero is fitted without weights, and
+    says so as a fall-back.
 
     Attributes:
         damping: δ, above 0.
@@ -79,8 +80,8 @@ class Qera(Initializer):
         """The closed form, kept whatever ‖W − Ŵ − s·BA‖_F it comes to: that is not the norm it minimises.
 
         Notes: `captured`, the share of ‖E·S‖² that s·BA takes away; `damping`, δ as it was used, 0 where all inputs
-        were zero; `damping_raised`, how often it was raised; `svd_error` and `svd_exact` of the fit;
-        `output_error`, relative, over the inputs' moments; `base_…`, what the base's initializer says.
+        were zero, which `fallback` says; `damping_raised`, how often it was raised; `svd_error` and `svd_exact` of the
+        fit; `output_error`, relative, over the inputs' moments; `base_…`, what the base's initializer says.
 
         Raises:
             InputError: moments that are missing, of another width or not finite; a rank outside 1 to min(shape), a
@@ -112,6 +113,8 @@ class Qera(Initializer):
             "svd_exact": int(fit.exact),
             **output_notes(given, made.base, a, b),
         }
+        if not mean > 0:
+            notes["fallback"] = "fitted without weights: no input was seen"
         residuals = (zero, left_over(error, a, b, given.scaling) / whole)
         return Start(made.base, a, b, given.scaling, residuals, 1, notes)
 

@@ -269,7 +269,8 @@ def test_a_start_that_is_worse_than_rounding_is_not_kept() -> None:
         assert made.notes["output_error"] <= made.notes["output_error_rounding"]
         if made.kept == 0:
             worse = made
-    assert worse is not None and worse.notes["fallback"].startswith("rounding: its output error is lower")
+    assert worse is not None and worse.notes["fallback"] == "rounding: its output error is lower"
+    assert worse.notes["output_error_compensated"] > worse.notes["output_error"]
     assert len(worse.residuals) == 2
 
 

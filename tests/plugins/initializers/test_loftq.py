@@ -255,9 +255,11 @@ def test_on_a_gpu_as_on_the_cpu():
     assert there.residuals == pytest.approx(here.residuals, rel=1e-3)
 
 
-@pytest.mark.parametrize("key", ["loftq", "pissa", "qera-exact", "olora", "loftq-peft"])
+@pytest.mark.parametrize("key", ["loftq", "pissa", "qera-exact", "olora", "loftq-peft", "gptq"])
 def test_float32_products_are_not_shortened_meanwhile(key, monkeypatch):
     """TF32, where a process allows it, would cost three digits of the fit; what was allowed is allowed again."""
+    from toolkit_plugins.initializers import compensation, gptq
+
     seen, before = [], torch.get_float32_matmul_precision()
     addmm = torch.addmm
 
@@ -265,7 +267,12 @@ def test_float32_products_are_not_shortened_meanwhile(key, monkeypatch):
         seen.append(torch.get_float32_matmul_precision())
         return addmm(*args, **kwargs)
 
+    def compensated(*args, **kwargs):
+        seen.append(torch.get_float32_matmul_precision())
+        return compensation.compensate(*args, **kwargs)
+
     monkeypatch.setattr(torch, "addmm", watched)
+    monkeypatch.setattr(gptq, "compensate", compensated)
     torch.set_float32_matmul_precision("high")
     try:
         tk.initialize(gaussian(32, 64), key, "nf4", rank=4, moments=tk.Moments(torch.eye(64), 10))

@@ -139,6 +139,7 @@ def test_moments_without_full_rank(key, case):
     zero = tk.initialize(weight, "zero")
     assert output_error(weight, start, x) <= output_error(weight, zero, x) * (1 + 1e-3)
     assert start.notes["damping"] == (0.0 if case == "nothing" else 1e-6)
+    assert start.notes.get("fallback") == ("fitted without weights: no input was seen" if case == "nothing" else None)
     if case == "nothing":
         plain = fit(weight, "loftq(iterations=1)", x)
         assert start.residual == pytest.approx(plain.residual, rel=1e-6)

@@ -59,6 +59,10 @@ def test_a_parameter_needs_no_gradient(weight):
         ({"quantizer": "nf5"}, "did you mean 'nf4'"),
         ({"scaler": "rslor"}, "did you mean 'rslora'"),
         ({"rank": 0}, "at least 1; found 0"),
+        ({"rank": 2.5}, "a whole number; found 2.5"),
+        ({"rank": True}, "a whole number; found True"),
+        ({"alpha": float("nan")}, "alpha is nan"),
+        ({"weight": [[1.0]]}, "found list"),
         ({"rank": 49, "initializer": "loftq"}, "1 to 48"),
         ({"rank": None, "initializer": "loftq"}, "give it a rank"),
         ({"initializer": "nf4"}, "no initializer is called 'nf4'"),
@@ -66,7 +70,7 @@ def test_a_parameter_needs_no_gradient(weight):
 )
 def test_what_is_refused(weight, change, message):
     with pytest.raises(tk.InputError, match=message):
-        tk.initialize(weight, **{"rank": 4} | change)
+        tk.initialize(**{"weight": weight, "rank": 4} | change)
 
 
 @pytest.mark.parametrize("shape", [(16,), (2, 3, 4), (0, 8)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from toolkit.errors import InputError
@@ -38,15 +39,24 @@ def initialize(
         dtype: what Ŵ is decoded to when the layer computes; None: the weight's.
 
     Raises:
-        InputError: an unknown key, a weight that is no finite matrix, a rank or quantizer that the initializer cannot
-            work with, or moments that are missing, not finite, or of another width.
+        InputError: an unknown key, a weight that is no finite matrix, a rank that is no whole number, a rank or
+            quantizer that the initializer cannot work with, an alpha that is not finite, or moments that are missing,
+            not finite, or of another width.
     """
+    import torch
+
     from toolkit.registry import registry
     from toolkit.runs.adapters import initial
 
     begin, pack = registry.make("initializer", initializer), registry.make("quantizer", quantizer)
+    if not isinstance(weight, torch.Tensor):
+        raise InputError(f"{name}: a weight is a tensor (out, in); found {type(weight).__name__}")
     if weight.ndim != 2 or not weight.numel():
         raise InputError(f"{name}: a weight (out, in) is needed; found shape {tuple(weight.shape)}")
+    if rank is not None and type(rank) is not int:
+        raise InputError(f"{name}: a rank is a whole number; found {rank!r}")
+    if not math.isfinite(alpha):
+        raise InputError(f"{name}: alpha is {alpha}; a finite number is needed")
     shape = (weight.shape[0], weight.shape[1])
     scaling = 1.0 if rank is None else float(registry.make("scaler", scaler)(alpha, rank))
     begin.check(shape, pack, rank)
