@@ -202,6 +202,21 @@ def test_starts_merge_onto_their_own_base_alone(tmp_path, source, adapted):
     assert begun.adapter is not None and begun.start == ours.plan.start
 
 
+def test_starts_of_a_plan_with_protected_layers_merge_too(tmp_path, source):
+    """A protected layer has an adapter and starts plainly: the starts hold none of it, and it adds nothing."""
+    keep = ("model.layers.0.mlp.up_proj", "model.layers.1.self_attn.q_proj")
+    folder = begin(tmp_path / "starts", source("llama"), plan_of("nf4", keep, initializer="loftq"))
+    report = tk.export(folder, "merged", tmp_path / "m", model=source("llama"))
+    ours = tk.build(source("llama"), plan_of("nf4", keep, initializer="loftq"), device="cpu", start=folder)
+    before, after = weights_of(dense(source("llama"))), weights_of(dense(tmp_path / "m"))
+    for name, weight in before.items():
+        assert torch.equal(after[name], weight) == (name in keep)
+        assert (report.layers[name].merged is None) == (name in keep)
+    assert (logits(dense(tmp_path / "m")) - logits(ours)).abs().max() < 0.05 * logits(ours).abs().max()
+    packed = tk.export(folder, "bnb", tmp_path / "b", model=source("llama"), merge=True, least=0)
+    assert {name for name, layer in packed.layers.items() if layer.merged is None} == set(keep)
+
+
 def test_experts_that_are_quantized_are_decoded(tmp_path, source):
     """Stacked parameters keep their place; an adapter on attention is merged beside them."""
     plan = plan_of("nvfp4")

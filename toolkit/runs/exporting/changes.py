@@ -14,6 +14,7 @@ from toolkit.errors import InputError, closest
 from toolkit.records.exported import Survival
 from toolkit.records.io import read_json
 from toolkit.records.plan import LayerPlan
+from toolkit.registry import registry
 from toolkit.runs import adapters, starts
 from toolkit.runs.exporting.origin import Origin
 
@@ -53,6 +54,8 @@ class Change:
 def changes_of(origin: Origin, layers: Mapping[str, LayerPlan]) -> dict[str, Change]:
     """Layer → its adapter, of everything that the plan adapts: trained, or as the starts hold it.
 
+    Starts hold no layer that starts plainly: its B is 0, and adds nothing.
+
     Raises:
         InputError: the file is missing or damaged, holds what is no adapter of a linear layer, or differs from the plan
             in layers, ranks, shapes or scalings.
@@ -61,12 +64,17 @@ def changes_of(origin: Origin, layers: Mapping[str, LayerPlan]) -> dict[str, Cha
         found = _read(origin.adapter, layers)
     else:
         found = _begun(origin, layers)
-    planned = {name for name, layer in layers.items() if layer.adapter is not None}
+    planned = {name for name, layer in layers.items() if layer.adapter is not None and not _absent(origin, layer)}
     if missing := sorted(planned - set(found)):
         raise InputError(
             f"{origin.path} has no adapter of layer {missing[0]} ({len(missing)} such), which the plan adapts"
         )
     return found
+
+
+def _absent(origin: Origin, layer: LayerPlan) -> bool:
+    """Whether what is exported are starts, and the layer starts plainly."""
+    return origin.begun and bool(registry.make("initializer", layer.initializer).plain)
 
 
 def _begun(origin: Origin, layers: Mapping[str, LayerPlan]) -> dict[str, Change]:
