@@ -13,7 +13,7 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from toolkit.errors import InputError, closest
 from toolkit.interfaces import Packed, Start
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 LAYERS = "layers"
 REPORT = "start.json"
 PLAN = "plan.json"
+
+FALLBACK = "fallback"
+"""The note in which an initializer says that it did otherwise than asked, and why; numbers follow in parentheses."""
 SETTINGS = "settings.json"
 
 
@@ -146,3 +149,25 @@ def changed(start: Start, weight: torch.Tensor) -> str | None:
 def digest_over(bases: Mapping[str, str]) -> str:
     """SHA-256 over layers' names and their bases' digests, in the order of names: which base they make."""
     return hashlib.sha256(json.dumps(sorted(bases.items())).encode()).hexdigest()
+
+
+class Noted(Protocol):
+    """What is told of one layer's start, with notes."""
+
+    @property
+    def notes(self) -> Mapping[str, Any]:
+        """Of its initializer."""
+
+
+def fallbacks(layers: Mapping[str, Noted]) -> dict[str, list[str]]:
+    """What was not done as asked for → the layers; the numbers of single layers are left out."""
+    found: dict[str, list[str]] = {}
+    for name, each in layers.items():
+        if reason := str(each.notes.get(FALLBACK) or "").partition(" (")[0]:
+            found.setdefault(reason, []).append(name)
+    return found
+
+
+def counts(layers: Mapping[str, Noted]) -> dict[str, int]:
+    """What was not done as asked for → in how many layers."""
+    return {reason: len(names) for reason, names in fallbacks(layers).items()}

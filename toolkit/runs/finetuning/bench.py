@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 from toolkit.errors import InputError, RunError
 from toolkit.records.trained import Trained
 from toolkit.registry import registry
+from toolkit.runs import starts
 from toolkit.runs.finetuning.attempt import ADAPTER, DIED, MEMORY, SCORING, Attempt, Planned, Setup
 from toolkit.runs.finetuning.data import doubts, encoded, record
-from toolkit.runs.finetuning.starting import fallbacks
 from toolkit.runs.tasks import Encoded, Evaluated, check_task, evaluate, padding
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ class Bench:
 
                 adapters.save(model, attempt.where / ADAPTER)
                 attempt.adapter = ADAPTER
-        attempt.fallbacks = _guarded(model) | fallbacks(model.starts)
+        attempt.fallbacks = _guarded(model) | starts.counts(model.starts)
 
     def _built(self, planned: Planned) -> nn.Module:
         from toolkit.runs.building import build

@@ -9,7 +9,6 @@ of a run's seeds: where it adds nothing (B = 0), a run's A is its own.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
 
 from toolkit.errors import InputError
@@ -17,7 +16,7 @@ from toolkit.interfaces import Initializer
 from toolkit.records.initialization import CalibrationUse
 from toolkit.records.io import digest
 from toolkit.records.plan import Plan
-from toolkit.records.start import LayerStart, StartFile
+from toolkit.records.start import StartFile
 from toolkit.records.trained import Begun
 from toolkit.registry import registry
 from toolkit.runs import starts
@@ -25,9 +24,6 @@ from toolkit.runs.progress import say
 
 STARTS = "starts"
 """Folder of the folders of starts, in a study's results."""
-
-FALLBACK = "fallback"
-"""The note in which an initializer says what it did instead of what was asked for."""
 
 SEED = 0
 """Of what an initializer draws for itself: a start is the same for runs of every seed."""
@@ -135,18 +131,8 @@ def begun(folder: Path) -> Begun:
         residual=_mean([each.residuals[each.kept] for each in layers]),
         changed=sum(each.kept > 0 for each in layers),
         calibration=None if file.calibration is None else file.calibration.sha256,
-        fallbacks=fallbacks(file.layers),
+        fallbacks=starts.counts(file.layers),
     )
-
-
-def fallbacks(layers: Mapping[str, LayerStart]) -> dict[str, int]:
-    """What was not done as asked for → in how many layers."""
-    found: dict[str, int] = {}
-    for each in layers.values():
-        reason = str(each.notes.get(FALLBACK) or "").partition(" (")[0]  # its numbers are the layer's own
-        if reason:
-            found[reason] = found.get(reason, 0) + 1
-    return found
 
 
 def _mean(values: list[float]) -> float:

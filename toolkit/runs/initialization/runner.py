@@ -22,7 +22,7 @@ from toolkit.records.io import atomic
 from toolkit.records.report import REPORT, SIXTEEN_BIT
 from toolkit.records.started import COLUMNS, LayerOutcome, Started
 from toolkit.registry import registry
-from toolkit.runs import locking, results
+from toolkit.runs import locking, results, starts
 from toolkit.runs.initialization import design, sealing, starting
 from toolkit.runs.initialization.asking import asked
 from toolkit.runs.initialization.bench import Bench, Outcome
@@ -235,7 +235,7 @@ class _Runner:
             seed=self.study.seed,
             plan=run.plan,
             layers=layers,
-            fallbacks=starting.fallbacks(layers),
+            fallbacks=starts.counts(layers),
             seconds=round(sum(layer.seconds for layer in layers.values()), 3),
             labels=["small form"] if self.study.form == "small" else [],
             scores={text: {key: total(found[text]) for key, found in measured.items()} for text in texts},

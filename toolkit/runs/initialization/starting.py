@@ -116,17 +116,3 @@ class Outcomes:
         residual = error.double().norm().item() / norm if norm else 0.0
         second = self._bench.moments.get(name)
         return residual, None if second is None else output_error(error, weight, second)
-
-
-FALLBACK = "fallback"
-"""The note in which an initializer says what it did instead of what was asked for."""
-
-
-def fallbacks(layers: dict[str, LayerOutcome]) -> dict[str, int]:
-    """What was not done as asked for → in how many layers."""
-    found: dict[str, int] = {}
-    for outcome in layers.values():
-        if outcome.notes.get(FALLBACK):
-            reason = str(outcome.notes[FALLBACK])
-            found[reason] = found.get(reason, 0) + 1
-    return found

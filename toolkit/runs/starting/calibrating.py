@@ -17,7 +17,7 @@ from toolkit.records.start import CalibrationText, StartFile
 from toolkit.registry import registry
 from toolkit.runs import started, starts
 from toolkit.runs.starting.computing import above, settings_of
-from toolkit.runs.starting.folder import FALLBACK, Folder
+from toolkit.runs.starting.folder import Folder
 from toolkit.runs.starting.sources import Source, source_of
 from toolkit.runs.texts.documents import Windows, cut, read_text
 from toolkit.weights.reporting import Progress, reporting
@@ -339,7 +339,7 @@ class _Work:
             name, layer, weight, source.dtype, self._seed, moments, initializer=PLAIN if unseen else None
         )
         if unseen:
-            start = dataclasses.replace(start, notes={**start.notes, FALLBACK: UNSEEN})
+            start = dataclasses.replace(start, notes={**start.notes, starts.FALLBACK: UNSEEN})
             record = record.model_copy(update={"notes": dict(start.notes)})
         self._folder.put(name, start, record)
         return start

@@ -14,9 +14,6 @@ from toolkit.records.plan import Plan
 from toolkit.records.start import LayerStart, StartFile
 from toolkit.runs import starts
 
-FALLBACK = "fallback"
-"""The note in which a start says what was done instead of what was asked for."""
-
 
 class Folder:
     """DIR of `toolkit.runs.starts`; layers that lie there under the same settings are not made again.
@@ -88,10 +85,7 @@ class Folder:
             RunError: more than that; reasons and layers are named, and no report is written, so that nothing takes the
                 folder for what was asked for.
         """
-        fell: dict[str, list[str]] = {}
-        for name in calibrated:
-            if reason := self.records[name].notes.get(FALLBACK):
-                fell.setdefault(str(reason), []).append(name)
+        fell = starts.fallbacks({name: self.records[name] for name in calibrated})
         count = sum(map(len, fell.values()))
         if count > fallbacks * len(calibrated):
             reasons = "; ".join(f"{reason}: {len(each)}, such as {each[0]}" for reason, each in fell.items())
