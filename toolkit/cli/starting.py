@@ -45,7 +45,7 @@ def summary(file: StartFile) -> list[str]:
     before = sum(each.residuals[0] for each in records) / len(records)
     after = sum(each.residuals[each.kept] for each in records) / len(records)
     lines = [
-        f"{len(records)} layers in {file.seconds:.1f} s; mean residual of the weights {before:.5f} plainly quantized, "
+        f"{len(records)} layers in {file.seconds:.1f} s; mean residual of the weights {before:.5f} at iterate 0, "
         f"{after:.5f} as they start"
     ]
     if file.calibration is not None:

@@ -65,7 +65,8 @@ class Start:
         A: (rank, in), float32; None without an adapter.
         B: (out, rank), float32; None without an adapter.
         scaling: s.
-        residuals: ‖W − Ŵ − s·BA‖_F/‖W‖_F of each iterate, in order; the first is the zero start's (Q(W), B = 0).
+        residuals: ‖W − Ŵ − s·BA‖_F/‖W‖_F of each iterate, in order; the first is the zero start's (Q(W), B = 0), or,
+            where another initializer makes the base, of that base with B = 0.
         kept: which of them this is.
         notes: what a report has to say of this layer: fall-backs, damping, dead channels, stated errors; plain values.
     """

@@ -46,7 +46,7 @@ class LoftQ(Initializer):
         iterations: T, at least 1 (LoftQ's experiments take 5).
         base: key of the initializer that makes Ŵ_t: `zero` is Q itself; one that compensates errors is
             given the changed weight in each iteration (our choice: it is still this norm that the fit and the choice
-            of the iterate go by).
+            of the iterate go by). Iterate 0 is then that base with B = 0, whose residual is above Q(W)'s.
         svd: `auto`, `exact` or `randomised`.
 
     Raises:

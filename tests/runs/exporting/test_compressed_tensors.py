@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from peft import PeftModel
 from safetensors.torch import load_file
 from torch import nn
 from transformers import AutoModelForCausalLM, CompressedTensorsConfig
@@ -239,6 +240,19 @@ def test_a_base_that_an_initializer_made_is_kept_or_refused(tmp_path, source):
     anew = tk.export(folder, "compressed-tensors", tmp_path / "anew", fused="requantize", **give)
     moved = [layer.rescaled for layer in anew.layers.values() if layer.rescaled is not None]
     assert moved and all(0 < m < 0.06 for m in moved)
+
+
+def test_stock_peft_on_the_decoded_base_has_the_logits_of_the_run(tmp_path, source, adapted):
+    """MXFP4 is decoded alike by both."""
+    folder = begin(tmp_path / "starts", source("llama"), plan_of("mxfp4", initializer="loftq"))
+    adapter, ours = adapted("llama", "mxfp4", initializer="loftq", start=folder)
+    tk.export(adapter, "compressed-tensors", tmp_path / "base", model=source("llama"), start=folder)
+    tk.export(adapter, "peft", tmp_path / "out", model=source("llama"), start=folder, base=tmp_path / "base")
+    config = CompressedTensorsConfig(dequantize=True)
+    base = AutoModelForCausalLM.from_pretrained(tmp_path / "base", quantization_config=config, dtype=torch.bfloat16)
+    before = logits(base.eval())
+    theirs = PeftModel.from_pretrained(base, tmp_path / "out").eval()
+    assert torch.equal(logits(theirs), logits(ours)) and not torch.equal(before, logits(ours))
 
 
 def test_a_plan_that_is_fused_first_is_written_bit_for_bit(tmp_path, source):

@@ -20,8 +20,10 @@ from tests.runs.exporting.conftest import begin, logits, plan_of, stock
 from toolkit.errors import InputError
 from toolkit.records.exported import Exported
 from toolkit.registry import registry
-from toolkit.runs import adapters
+from toolkit.runs import adapters, starts
 from toolkit.runs.exporting.changes import Change, Kept, once
+from toolkit.runs.starting.calibrating import calibrate
+from toolkit.runs.starting.computing import initialize
 from toolkit.weights.layers import layers_of
 
 
@@ -200,6 +202,33 @@ def test_starts_merge_onto_their_own_base_alone(tmp_path, source, adapted):
         plain = registry.make("quantizer", "nf4").quantize(weight).dequantize(torch.float32)
         assert (after[name] - exact).norm() < 0.999 * (plain - exact).norm()
     assert begun.adapter is not None and begun.start == ours.plan.start
+
+
+@pytest.mark.parametrize("how", ["loftq(iterations=1)", "qera"])
+def test_a_fit_over_the_quantizers_own_base_is_not_added_to_the_dense_weights(tmp_path, source, how):
+    """The base is Q(W) and has no digest, and A and B hold W − Q(W) all the same."""
+    initializer = "loftq(iterations=1)" if how != "qera" else "qera-approx"
+    plan = plan_of("nf4", initializer=initializer)
+    if how == "qera":
+        text = tmp_path / "text.txt"
+        text.write_text("the quick brown fox jumps over the lazy dog. " * 20)
+        calibrate(plan, str(text), tmp_path / "s", model=source("llama"), windows=2, window=64, device="cpu")
+    else:
+        initialize(plan, source("llama"), tmp_path / "s", device="cpu")
+    ask = {"model": source("llama")}
+    with pytest.raises(InputError, match="added twice"):
+        tk.export(tmp_path / "s", "merged", tmp_path / "d", onto="dense", **ask)
+    tk.export(tmp_path / "s", "merged", tmp_path / "m", dtype="float32", **ask)
+    report = tk.export(tmp_path / "s", "bnb", tmp_path / "b", merge=True, least=0, **ask)
+    assert report.start is None and report.onto == "base"
+    notes = tk.export(tmp_path / "s", "peft", tmp_path / "p", **ask).notes
+    assert any("not to the model in 16 bit" in note for note in notes)
+    after = weights_of(dense(tmp_path / "m"))
+    for name, weight in weights_of(dense(source("llama"))).items():
+        start = starts.read(tmp_path / "s", name)
+        expected = start.effective(torch.float32)
+        assert torch.allclose(after[name], expected, rtol=0, atol=1e-6)
+        assert torch.equal(start.base.dequantize(), registry.make("quantizer", "nf4").quantize(weight).dequantize())
 
 
 def test_starts_of_a_plan_with_protected_layers_merge_too(tmp_path, source):

@@ -159,7 +159,7 @@ def test_the_verbs(tmp_path, checkpoints, letters, capsys, monkeypatch):
     file = StartFile.load("starts/start.json")
     before = sum(r.residuals[0] for r in file.layers.values()) / 19
     after = sum(r.residuals[r.kept] for r in file.layers.values()) / 19
-    assert f"19 layers in {file.seconds:.1f} s" in said and f"{before:.5f} plainly quantized, {after:.5f} as" in said
+    assert f"19 layers in {file.seconds:.1f} s" in said and f"{before:.5f} at iterate 0, {after:.5f} as" in said
     Plan.protecting(None, "nvfp4", initializer="gptq(activations=nvfp4)").save("gptq.json")
     command = ["calibrate", "gptq.json", "--model", str(checkpoints()), "--text", letters, "--dtype", "float32"]
     assert main([*command, "--windows", "400", "--window", "16", "--batch", "50", "-o", "calibrated"]) == 0

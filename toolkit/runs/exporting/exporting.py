@@ -85,9 +85,9 @@ def export(
         raise InputError("base= (--base) is what an adapter's config names: for the format peft alone")
     check(output, force=force)
     origin = read(run, model=model, start=start)
-    if onto == "dense" and origin.plan.start is not None:
+    if onto == "dense" and origin.fitted:
         raise InputError(
-            f"{origin.path} belongs to a base that an initializer changed, and its adapter holds what that base lost: "
+            f"{origin.path} belongs to layers that an initializer started, and its adapter holds what their base lost: "
             "merged onto the dense weights it would be added twice; leave onto='dense' out"
         )
     if format == "peft":
@@ -186,7 +186,7 @@ def _packed(origin: Origin, opened: Opened, asked: Asked) -> Exported:
     if asked.merge and not changes:
         raise InputError(f"{origin.path} has no adapter to merge")
     refuse_shared(opened, changes)
-    onto = asked.onto or ("dense" if origin.plan.start is None else "base")
+    onto = asked.onto or ("base" if origin.fitted else "dense")
     held, kept = pack(opened, held_as, changes, onto=onto)
     opened.same_base(origin)
     notes = _notes(opened, origin, asked, held)

@@ -12,6 +12,7 @@ from toolkit.records.plan import Plan
 from toolkit.records.report import REPORT
 from toolkit.records.start import StartFile
 from toolkit.records.trained import Trained
+from toolkit.registry import registry
 from toolkit.runs import adapters, starts
 
 STARTS = "starts"
@@ -34,6 +35,7 @@ class Origin:
         dtype: that a run computed in; None where it is not known.
         seed: of a run's adapters.
         begun: whether the adapter is the one that the starts hold, for want of a trained one.
+        fitted: whether A and B may hold what the base lost, as an initializer that is not plain fits them.
     """
 
     path: Path
@@ -49,6 +51,12 @@ class Origin:
     def begun(self) -> bool:
         """Whether the starts' own A and B are what is exported."""
         return self.adapter is None and self.start is not None
+
+    @property
+    def fitted(self) -> bool:
+        """Also where every base stayed the quantizer's own, as low-rank fits of its error leave it."""
+        keys = {layer.initializer for layer in (self.plan.default, *self.plan.layers.values()) if layer.adapter}
+        return self.plan.start is not None or not all(registry.make("initializer", key).plain for key in keys)
 
 
 def read(

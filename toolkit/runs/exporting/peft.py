@@ -17,6 +17,11 @@ from toolkit.runs.exporting.origin import Origin
 if TYPE_CHECKING:
     from toolkit.records.plan import LayerPlan, Plan
 
+FITTED = (
+    "the adapter holds what quantization took from the weights: it belongs to the base that the plan quantizes, and "
+    "not to the model in 16 bit; export that base too, and name it (--base)"
+)
+
 
 def write(origin: Origin, layers: dict[str, LayerPlan], folder: Path, base: Path | None) -> list[str]:
     """Write `adapter_model.safetensors` (float32), `adapter_config.json` and `plan.json`.
@@ -64,7 +69,7 @@ def _base(origin: Origin, base: Path | None) -> tuple[str | None, list[str]]:
     """What the config names as its base, and what to say of it."""
     if base is None:
         if origin.plan.start is None:
-            return origin.plan.model, []
+            return origin.plan.model, [FITTED] if origin.fitted else []
         return f"{origin.plan.model} started as {origin.plan.start[:12]}", [
             f"the adapter belongs to a base that initializers changed ({origin.plan.start[:12]}), and not to the plain "
             "model: export that base too, and name it (--base)"
