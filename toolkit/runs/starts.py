@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from toolkit.errors import InputError, closest
 from toolkit.interfaces import Packed, Start
 from toolkit.records.io import atomic
-from toolkit.records.start import LayerStart
+from toolkit.records.start import LayerStart, StartFile
 
 if TYPE_CHECKING:
     import torch
@@ -78,6 +78,18 @@ def told(folder: str | os.PathLike[str], name: str, settings: str) -> LayerStart
         return LayerStart.model_validate_json(about["record"]) if about.get("settings") == settings else None
     except (OSError, SafetensorError, KeyError, ValueError):  # damaged: it is made anew
         return None
+
+
+def whole(folder: str | os.PathLike[str]) -> bool:
+    """Whether the report lies there, and the tensors of every layer that it tells of; they may be kept apart from it.
+
+    Raises:
+        InputError: the report is damaged.
+    """
+    path = Path(folder)
+    if not (path / REPORT).is_file():
+        return False
+    return all((path / LAYERS / f"{name}.safetensors").is_file() for name in StartFile.load(path / REPORT).layers)
 
 
 def read(folder: str | os.PathLike[str], name: str, device: str | torch.device = "cpu") -> Start:

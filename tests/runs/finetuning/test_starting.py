@@ -118,6 +118,9 @@ def test_one_run_makes_its_start_or_reads_it(model, tmp_path):
     other = train(out=tmp_path / "two", start=folder)
     assert other.scores == first.scores and other.start == first.start
     assert train(out=tmp_path / "two", start=folder) == other
+    shutil.copytree(tmp_path / "one" / "starts", tmp_path / "three" / "starts")
+    shutil.rmtree(tmp_path / "three" / "starts" / folder.name / starts.LAYERS)
+    assert train(out=tmp_path / "three").scores == first.scores
     with pytest.raises(InputError, match="starts every layer plainly"):
         tk.train(str(model), tk.Plan.protecting(None, "nf4", rank=2), "arithmetic", out=tmp_path / "x", start=folder)
 

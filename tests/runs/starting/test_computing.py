@@ -10,7 +10,7 @@ import torch
 import toolkit as tk
 from tests.runs.starting.conftest import make
 from toolkit.cli import main
-from toolkit.errors import InputError
+from toolkit.errors import InputError, RunError
 from toolkit.records.plan import LayerPlan, Plan
 from toolkit.records.start import StartFile
 from toolkit.runs import starts
@@ -96,6 +96,24 @@ def test_resumed_equals_uninterrupted(tmp_path):
         assert torch.equal(one.A, other.A) and torch.equal(one.B, other.B)
         assert starts.digest_of(one.base) == starts.digest_of(other.base)
     assert initialize(planned(), make(), tmp_path / "cut", progress=False) == resumed
+
+
+def test_tensors_that_were_kept_apart_are_made_again_and_are_the_reports(tmp_path):
+    """As in a repository, which has the report alone."""
+    whole = initialize(planned(), make(), tmp_path, progress=False)
+    files = sorted((tmp_path / starts.LAYERS).iterdir())
+    for gone in (files[:1], files):
+        for path in gone:
+            path.unlink()
+        assert not starts.whole(tmp_path)
+        again = initialize(planned(), make(), tmp_path, progress=False)
+        assert starts.whole(tmp_path) and again.base == whole.base
+        assert sorted((tmp_path / starts.LAYERS).iterdir()) == files
+    told = whole.model_copy(update={"base": "0" * 64})
+    told.save(tmp_path / starts.REPORT)
+    files[0].unlink()
+    with pytest.raises(RunError, match="tells of the base 000000000000, and its layers, made again"):
+        initialize(planned(), make(), tmp_path, progress=False)
 
 
 def test_a_head_that_is_planned_starts_too(tmp_path, checkpoints):

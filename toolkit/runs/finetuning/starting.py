@@ -60,7 +60,7 @@ def start_for(
 ) -> Path | None:
     """The folder of a plan's starts, made where it is not there whole; None where every layer starts plainly.
 
-    What a killed process left of it is gone on with.
+    What a killed process left of it is gone on with, and tensors that were kept apart from their report are made again.
 
     Args:
         folder: of all starts of the study.
@@ -80,7 +80,7 @@ def start_for(
     if calibrated and calibration is not None:
         what |= text_of(calibration) | {"windows": calibration.windows, "window": calibration.window}
     where = folder / digest(what)[:16]
-    if (where / starts.REPORT).is_file():
+    if starts.whole(where):
         return where
     say(f"starting layers by {', '.join(each.key for each in found)} ({where.name})")
     shown = None if progress else False

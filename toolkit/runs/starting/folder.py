@@ -39,7 +39,7 @@ class Folder:
                 f"{self.path} holds {', '.join(held[:5])} and no {starts.SETTINGS}: these are no starts that could be "
                 "gone on with; name another folder"
             )
-        self.finished = (self.path / starts.REPORT).is_file()
+        self.finished = starts.whole(self.path)
 
     def _expect(self, found: Any) -> None:
         found = found if isinstance(found, dict) else {}
@@ -73,7 +73,7 @@ class Folder:
         return StartFile.load(self.path / starts.REPORT)
 
     def close(self, names: list[str], calibrated: list[str], fallbacks: float, **about: Any) -> StartFile:
-        """Write the report, last of all.
+        """Write the report, last of all; where one lies there whose tensors were missing, they must be its own again.
 
         Args:
             names: the layers, in model order.
@@ -83,7 +83,7 @@ class Folder:
 
         Raises:
             RunError: more than that; reasons and layers are named, and no report is written, so that nothing takes the
-                folder for what was asked for.
+                folder for what was asked for. Or a base is another than the report tells of, which runs were made with.
         """
         fell = starts.fallbacks({name: self.records[name] for name in calibrated})
         count = sum(map(len, fell.values()))
@@ -96,6 +96,12 @@ class Folder:
             )
         bases = {name: base for name in names if (base := self.records[name].base) is not None}
         file = StartFile(layers={name: self.records[name] for name in names}, base=starts.digest_over(bases), **about)
+        if (self.path / starts.REPORT).is_file() and (told := self.report().base) != file.base:
+            raise RunError(
+                f"{self.path / starts.REPORT} tells of the base {told[:12]}, and its layers, made again, are "
+                f"{file.base[:12]} (another machine, or other versions): what was trained on that one does not compare "
+                "with this one; fetch the layers' files, or start anew without this folder"
+            )
         file.save(self.path / starts.REPORT)
         return file
 
