@@ -43,6 +43,18 @@ class Layout(ABC):
         """
 
     @abstractmethod
+    def packed(self, tensors: Mapping[str, torch.Tensor], shape: tuple[int, int], dtype: torch.dtype) -> Packed:
+        """The weight that `tensors` hold, as the quantizer keeps it: the inverse of `tensors`.
+
+        Args:
+            shape: (out, in) of the weight.
+            dtype: of the dense weight.
+
+        Raises:
+            InputError: a tensor is missing, or of another shape than a weight of this shape has.
+        """
+
+    @abstractmethod
     def decoded(self, tensors: Mapping[str, torch.Tensor], shape: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
         """Ŵ (out, in) as the format's own library computes it from `tensors`, rounded to `dtype` as it does."""
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from toolkit.errors import InputError
+from toolkit.errors import InputError, closest
 from toolkit.interfaces import Layout, Packed
 from toolkit_plugins.quantizers.bitsandbytes_4bit import GROUP, BitsAndBytes4Bit, dynamic_map
 from toolkit_plugins.quantizers.e2m1 import LARGEST, MAGNITUDES, divide
@@ -75,17 +76,30 @@ class BitsAndBytesLayout(Layout):
             state2=nested,
         )
 
+    def packed(self, tensors: Mapping[str, torch.Tensor], shape: tuple[int, int], dtype: torch.dtype) -> Packed:
+        """Codes and maxima as they are; the offset of double quantization from the state's JSON."""
+        return Packed(self.quantizer, self._kept(tensors, shape), shape, dtype)
+
+    def _kept(self, tensors: Mapping[str, torch.Tensor], shape: tuple[int, int]) -> dict[str, torch.Tensor]:
+        count = math.prod(shape)
+        blocks = -(-count // self.quantizer.block)
+        kept = {
+            "codes": _held(tensors, "weight", -(-count // 2)).view(-1),
+            "absmax": _held(tensors, "weight.absmax", blocks),
+        }
+        if self.quantizer.double:
+            state = f"weight.quant_state.bitsandbytes__{self.quantizer.quant_type}"
+            about = json.loads(bytes(_held(tensors, state).tolist()))
+            kept["nested_absmax"] = _held(tensors, "weight.nested_absmax", -(-blocks // GROUP))
+            kept["nested_offset"] = kept["nested_absmax"].new_tensor(about["nested_offset"])
+        return kept
+
     def decoded(self, tensors: Mapping[str, torch.Tensor], shape: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
         """absmax·level in float32, rounded to `dtype`: bitsandbytes' own values.
 
         Not by its own code, whose CPU kernel reads the wrong maxima where rows are no whole number of blocks.
         """
-        kept = {"codes": tensors["weight"].view(-1), "absmax": tensors["weight.absmax"]}
-        if self.quantizer.double:
-            about = json.loads(bytes(tensors[f"weight.quant_state.bitsandbytes__{self.quantizer.quant_type}"].tolist()))
-            kept["nested_absmax"] = tensors["weight.nested_absmax"]
-            kept["nested_offset"] = kept["nested_absmax"].new_tensor(about["nested_offset"])
-        return self.quantizer.decode(kept, shape).reshape(shape).to(dtype)
+        return self.quantizer.decode(self._kept(tensors, shape), shape).reshape(shape).to(dtype)
 
     def caution(self, shape: tuple[int, int]) -> str | None:
         """Rows that are no whole number of blocks, on a CPU (measured in 0.50.2)."""
@@ -149,6 +163,16 @@ class NVFP4Layout(PackedE2M1):
             "weight_global_scale": (torch.ones_like(g) / g).view(1),
         }
 
+    def packed(self, tensors: Mapping[str, torch.Tensor], shape: tuple[int, int], dtype: torch.dtype) -> Packed:
+        """Codes and block scales as they are; g = fl(1/G), within a last bit of the g that G was made from."""
+        stored = _held(tensors, "weight_global_scale", 1).float().view(())
+        kept = {
+            "codes": _held(tensors, "weight_packed", shape[0], shape[1] // 2).reshape(-1),
+            "scales": _held(tensors, "weight_scale", shape[0], -(-shape[1] // self.multiple)),
+            "global_scale": torch.ones_like(stored) / stored,
+        }
+        return Packed(self.quantizer, kept, shape, dtype)
+
     def decoded(self, tensors: Mapping[str, torch.Tensor], shape: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
         """(s/G)·e2m1 in float32, rounded to bfloat16, which is what the library returns; then to `dtype`."""
         scale = tensors["weight_scale"].float() / tensors["weight_global_scale"]
@@ -198,10 +222,32 @@ class MXFP4Layout(PackedE2M1):
         scales = packed.tensors["scales"].view(packed.shape[0], -1)
         return {"weight_packed": self._codes(packed), "weight_scale": scales}
 
+    def packed(self, tensors: Mapping[str, torch.Tensor], shape: tuple[int, int], dtype: torch.dtype) -> Packed:
+        """Codes and exponents as they are."""
+        kept = {
+            "codes": _held(tensors, "weight_packed", shape[0], shape[1] // 2).reshape(-1),
+            "scales": _held(tensors, "weight_scale", shape[0], -(-shape[1] // self.multiple)),
+        }
+        return Packed(self.quantizer, kept, shape, dtype)
+
     def decoded(self, tensors: Mapping[str, torch.Tensor], shape: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
         """2^(byte − 127)·e2m1, rounded to bfloat16."""
         scale = self.quantizer.unpack_scales({"scales": tensors["weight_scale"]})
         return _times(tensors["weight_packed"], scale, shape, self.multiple).to(torch.bfloat16).to(dtype)
+
+
+def _held(tensors: Mapping[str, torch.Tensor], name: str, *shape: int) -> torch.Tensor:
+    """One tensor, of so many elements in this shape (none given: any).
+
+    Raises:
+        InputError: it is missing, or has another shape.
+    """
+    if name not in tensors:
+        raise InputError(f"holds no {name!r}; {closest(name, tensors)}")
+    found = tensors[name]
+    if (shape and found.numel() != math.prod(shape)) or (len(shape) > 1 and tuple(found.shape) != shape):
+        raise InputError(f"holds {name!r} of shape {tuple(found.shape)}, and {'×'.join(map(str, shape))} is asked for")
+    return found
 
 
 def _times(packed: torch.Tensor, scale: torch.Tensor, shape: tuple[int, int], group: int) -> torch.Tensor:
