@@ -106,8 +106,18 @@ class Base:
 
 
 def error_of(given: Given, base: Packed) -> torch.Tensor:
-    """E = W − Ŵ in float32, Ŵ as it will be read back: stored, decoded, and rounded to `given.dtype`."""
+    """E = W − Ŵ in float32, Ŵ as it will be read back: stored, decoded, and rounded to `given.dtype`.
+
+    Raises:
+        InputError: Ŵ is too large for that dtype.
+    """
     decoded = base.dequantize(given.dtype).float()
+    lowest, highest = decoded.aminmax()
+    if not math.isfinite(float(lowest)) or not math.isfinite(float(highest)):
+        raise InputError(
+            f"layer {given.name}: its base is too large for {given.dtype or base.dtype}, which it is decoded to: it "
+            "would be infinity; choose a wider dtype"
+        )
     weight = given.weight.detach()
     if weight.dtype not in (torch.float16, torch.bfloat16):  # those are widened as they are read, without a copy
         weight = weight.float()

@@ -255,6 +255,16 @@ def test_on_a_gpu_as_on_the_cpu():
     assert there.residuals == pytest.approx(here.residuals, rel=1e-3)
 
 
+@pytest.mark.parametrize("key", ["loftq", "pissa", "qera-exact", "qera-approx", "olora", "loftq-peft", "gptq"])
+@pytest.mark.parametrize("quantizer", ["nf4", "nvfp4"])
+def test_a_base_that_its_compute_dtype_cannot_hold_is_refused(key, quantizer):
+    if (key, quantizer) == ("loftq-peft", "nvfp4"):
+        return
+    about = {"rank": 4, "moments": tk.Moments(torch.eye(64), 10), "name": "mlp.up"}
+    with pytest.raises(tk.InputError, match=r"layer mlp\.up: its base is too large for torch\.float16"):
+        tk.initialize(gaussian(32, 64) * 1e6, key, quantizer, dtype=torch.float16, **about)
+
+
 @pytest.mark.parametrize("key", ["loftq", "pissa", "qera-exact", "olora", "loftq-peft", "gptq"])
 def test_float32_products_are_not_shortened_meanwhile(key, monkeypatch):
     """TF32, where a process allows it, would cost three digits of the fit; what was allowed is allowed again."""
