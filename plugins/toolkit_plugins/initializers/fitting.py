@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
-from collections.abc import Iterator
 
 import torch
 
@@ -16,20 +14,6 @@ from toolkit_plugins.initializers.compensation import output_error
 
 CHUNK = 2**22
 """Weights of which a difference is held at a time."""
-
-
-@contextlib.contextmanager
-def full_float32() -> Iterator[None]:
-    """Products of float32 matrices in float32, whatever shorter format (TF32) this process lets them be computed in.
-
-    Also a decorator. A fit in TF32 would err by a thousandth of what it fits, and report a residual that is not so.
-    """
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
 
 
 def check_rank(initializer: Initializer, shape: tuple[int, int], rank: int | None) -> None:

@@ -11,8 +11,9 @@ import torch
 from toolkit.errors import InputError
 from toolkit.interfaces import Given, Initializer, Moments, Packed, Quantizer, Start
 from toolkit.registry import registry
+from toolkit.weights.precision import full_float32
 from toolkit_plugins.initializers.compensation import compensate, factorize, output_error, sequence
-from toolkit_plugins.initializers.fitting import error_of, full_float32, norm
+from toolkit_plugins.initializers.fitting import error_of, norm
 
 
 @dataclasses.dataclass(frozen=True)

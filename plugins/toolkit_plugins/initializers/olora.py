@@ -11,7 +11,8 @@ import dataclasses
 import torch
 
 from toolkit.interfaces import Given, Initializer, Quantizer, Start
-from toolkit_plugins.initializers.fitting import Base, adapter_of, check_rank, error_of, full_float32, left_over, norm
+from toolkit.weights.precision import full_float32
+from toolkit_plugins.initializers.fitting import Base, adapter_of, check_rank, error_of, left_over, norm
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,6 +10,7 @@ import torch
 
 from toolkit.errors import InputError
 from toolkit.interfaces import Given, Initializer, Quantizer, Start
+from toolkit.weights.precision import full_float32
 from toolkit_plugins.initializers import low_rank
 from toolkit_plugins.initializers.fitting import (
     Base,
@@ -17,7 +18,6 @@ from toolkit_plugins.initializers.fitting import (
     check_base,
     check_rank,
     error_of,
-    full_float32,
     left_over,
     norm,
     output_notes,

@@ -6,7 +6,10 @@ from toolkit.interfaces import Given, Initializer, Start
 
 
 class Zero(Initializer):
-    """Ŵ = Q(W), A the seeded one, B = 0: the model starts as its quantized base (Hu et al., 2022, §4.1)."""
+    """Ŵ = Q(W), A the seeded one, B = 0: the model starts as its quantized base (Hu et al., 2022, §4.1).
+
+    Nothing is fitted, so that any rank will do, also one above min(out, in).
+    """
 
     name = "zero"
     plain = True

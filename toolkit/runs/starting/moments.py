@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from toolkit.interfaces import Moments
+from toolkit.weights.precision import full_float32
 
 WIDEST = 8192
 """Input features up to which sums are float64 (512 MB at most), float32 beyond: our choice."""
@@ -23,6 +24,7 @@ class Gathered:
         self.tokens = 0
         self._sum: torch.Tensor | None = None
 
+    @full_float32()
     def add(self, inputs: torch.Tensor, mask: torch.Tensor | None = None) -> bool:
         """Count a batch of inputs, (…, in); answers whether all of them are finite.
 
