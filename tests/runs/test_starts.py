@@ -460,3 +460,16 @@ def test_starts_of_another_model_or_plan_are_refused(tmp_path):
     (folder / starts.LAYERS / f"{name}.safetensors").unlink()
     with pytest.raises(InputError, match="holds no start of layer"):
         build(make(), plan, start=folder)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"base": "none", "initializer": "gptq"}, "grid"),
+        ({"base": "nf4", "initializer": "loftq"}, "fits an adapter, and the plan has none"),
+        ({"base": "nvfp4", "initializer": "stored:nowhere"}, "no folder nowhere"),
+    ],
+)
+def test_a_plan_that_cannot_start_is_refused_as_it_is_made(given, message):
+    with pytest.raises(InputError, match=message):
+        tk.Plan.protecting(None, **given)

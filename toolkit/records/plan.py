@@ -11,6 +11,9 @@ from toolkit.errors import InputError
 from toolkit.records.io import File, Record
 from toolkit.records.selection import Selection
 
+ANY_SHAPE = (2**31, 2**31)
+"""Of a layer that is not known yet: nothing is refused for being too small for a rank."""
+
 
 class Adapter(Record):
     """One adapter, x ↦ W₀x + s·BAx: rank, alpha, the scaler's key, and the s that it computed.
@@ -85,8 +88,8 @@ class Plan(File):
                 adapter, for most); protected layers start plainly.
 
         Raises:
-            InputError: unknown quantizer, scaler or initializer, the two selections are of different models, or `adapt`
-                without a rank.
+            InputError: unknown quantizer, scaler or initializer, the two selections are of different models, `adapt`
+                without a rank, or an initializer that fits an adapter without one, or cannot start such a base.
         """
         from toolkit.registry import registry
 
@@ -97,7 +100,8 @@ class Plan(File):
                 f"the protected layers are of {selection.model} and the adapted ones of {adapt.model}: "
                 "their fingerprints differ"
             )
-        base = registry.make("quantizer", base).key
+        quantizer = registry.make("quantizer", base)
+        base = quantizer.key
         protect = registry.make("quantizer", protect).key
         adapter = None
         if rank is not None:
@@ -106,6 +110,9 @@ class Plan(File):
                 raise InputError(f"the alpha of an adapter is {alpha}; a finite number above 0 is needed")
             adapter = Adapter(rank=rank, alpha=alpha, scaler=scale.key, scaling=scale(alpha, rank), dora=dora)
         begin = registry.make("initializer", initializer)
+        if begin.needs_rank and rank is None:
+            raise InputError(f"initializer {begin.key} fits an adapter, and the plan has none: give a rank")
+        begin.check(ANY_SHAPE, quantizer, rank)
 
         def started(adapter: Adapter | None) -> str:
             plain = LayerPlan.model_fields["initializer"].default
