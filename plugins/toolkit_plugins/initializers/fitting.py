@@ -136,6 +136,29 @@ def same(one: Packed, other: Packed) -> bool:
     )
 
 
-def check_base(base: Base, shape: tuple[int, int], quantizer: Quantizer) -> None:
-    """What the inner initializer refuses of a layer."""
-    base.inner.check(shape, quantizer, None)
+class OverBase(Initializer):
+    """An initializer that fits an adapter over a base, which the initializer named by its option `base` makes."""
+
+    base: str
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "base", self._base.inner.key)
+
+    @property
+    def _base(self) -> Base:
+        return Base.of(self.base)
+
+    @property
+    def needs_calibration(self) -> bool:  # type: ignore[override]
+        """Whether the base's initializer does."""
+        return self._base.inner.needs_calibration
+
+    @property
+    def activations(self) -> str:
+        """The base's initializer's."""
+        return self._base.inner.activations
+
+    def check(self, shape: tuple[int, int], quantizer: Quantizer, rank: int | None) -> None:
+        """Refuses a rank outside 1 to min(shape), and what the base's initializer refuses."""
+        check_rank(self, shape, rank)
+        self._base.inner.check(shape, quantizer, None)

@@ -7,14 +7,12 @@ import dataclasses
 import torch
 
 from toolkit.errors import InputError
-from toolkit.interfaces import Given, Initializer, Quantizer, Start
+from toolkit.interfaces import Given, Start
 from toolkit.weights.precision import full_float32
 from toolkit_plugins.initializers import low_rank
 from toolkit_plugins.initializers.fitting import (
-    Base,
+    OverBase,
     adapter_of,
-    check_base,
-    check_rank,
     error_of,
     left_over,
     norm,
@@ -24,7 +22,7 @@ from toolkit_plugins.initializers.fitting import (
 
 
 @dataclasses.dataclass(frozen=True)
-class LoftQ(Initializer):
+class LoftQ(OverBase):
     """Alternating quantization and low-rank fit, W ≈ Ŵ + s·BA, for any quantizer, rank and scaling.
 
     min over Ŵ, A, B of ‖W − Ŵ − s·BA‖_F; with B₀A₀ = 0 and t = 1 … T (Li et al., 2024, LoftQ, Algorithm 1, which has
@@ -62,26 +60,7 @@ class LoftQ(Initializer):
     def __post_init__(self) -> None:
         if self.iterations < 1:
             raise InputError(f"option 'iterations' of initializer 'loftq' is {self.iterations}; at least 1 is needed")
-        object.__setattr__(self, "base", self._base.inner.key)
-
-    @property
-    def _base(self) -> Base:
-        return Base.of(self.base)
-
-    @property
-    def needs_calibration(self) -> bool:  # type: ignore[override]
-        """Whether the base's initializer does."""
-        return self._base.inner.needs_calibration
-
-    @property
-    def activations(self) -> str:
-        """The base's initializer's."""
-        return self._base.inner.activations
-
-    def check(self, shape: tuple[int, int], quantizer: Quantizer, rank: int | None) -> None:
-        """Refuses a rank outside 1 to min(shape), and what the base's initializer refuses."""
-        check_rank(self, shape, rank)
-        check_base(self._base, shape, quantizer)
+        super().__post_init__()
 
     @full_float32()
     def initialize(self, given: Given) -> Start:

@@ -9,14 +9,12 @@ from collections.abc import Callable
 import torch
 
 from toolkit.errors import InputError
-from toolkit.interfaces import Given, Initializer, Quantizer, Start
+from toolkit.interfaces import Given, Start
 from toolkit.weights.precision import full_float32
 from toolkit_plugins.initializers import low_rank
 from toolkit_plugins.initializers.fitting import (
-    Base,
+    OverBase,
     adapter_of,
-    check_base,
-    check_rank,
     error_of,
     left_over,
     norm,
@@ -27,7 +25,7 @@ Product = Callable[[torch.Tensor], torch.Tensor]
 
 
 @dataclasses.dataclass(frozen=True)
-class Qera(Initializer):
+class Qera(OverBase):
     """Common base: s·BA = SVD_r(E·S)·S⁻¹ with E = W − Ŵ, for a root S of the inputs' second moments, SSᵀ ≈ R.
 
     It minimises ‖(E − s·BA)·S‖_F, the expected output error √E‖(W − Ŵ − s·BA)x‖² where SSᵀ = R = E[xxᵀ]. R is damped,
@@ -55,21 +53,7 @@ class Qera(Initializer):
             raise InputError(
                 f"option 'damping' of initializer {self.name!r} is {self.damping}; a finite number above 0 is needed"
             )
-        object.__setattr__(self, "base", self._base.inner.key)
-
-    @property
-    def _base(self) -> Base:
-        return Base.of(self.base)
-
-    @property
-    def activations(self) -> str:
-        """The base's initializer's."""
-        return self._base.inner.activations
-
-    def check(self, shape: tuple[int, int], quantizer: Quantizer, rank: int | None) -> None:
-        """Refuses a rank outside 1 to min(shape), and what the base's initializer refuses."""
-        check_rank(self, shape, rank)
-        check_base(self._base, shape, quantizer)
+        super().__post_init__()
 
     @abstractmethod
     def root(self, name: str, second: torch.Tensor, mean: float) -> tuple[Product, Product, int]:
