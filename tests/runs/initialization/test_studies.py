@@ -22,7 +22,7 @@ def test_the_components_of_every_form_exist(name, small):
     assert study.analysis.baseline == study.arms[0].name
 
 
-@pytest.mark.parametrize(("name", "family"), [("loftq-scaling", 5 * 6), ("nvfp4-calibration", 9 * 2)])
+@pytest.mark.parametrize(("name", "family"), [("loftq-scaling", 5 * 6), ("nvfp4-calibration", 13 * 2)])
 def test_so_many_comparisons_are_declared(name, family):
     assert Initialization.read(STUDIES / name).family_size == family
 
