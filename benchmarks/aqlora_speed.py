@@ -1,6 +1,6 @@
 """The speed table of AQLoRA (§6, Tables 3 and 4) for this machine: timing sessions on a model of Llama-3.2-1B's shape.
 
-    python benchmarks/aqlora_speed.py [--out build/aqlora-speed] [--sessions 2] [--rounds 5] [--seconds 1] [--small]
+    python benchmarks/aqlora_speed.py [--out build/aqlora-speed] [--sessions 2] [--rounds 5] [--seconds 1] [--graphs] [--small]
 
 The paper's setting: batch 6 × 8, at most 600 tokens, r = 8, alpha = 16, no checkpointing; its data are not needed for
 a time, so the rows are random text of 200 to 600 tokens. Weights are random too: which layers have the largest
@@ -74,9 +74,10 @@ def save_rows(folder: Path, count: int, tokens: tuple[int, int]) -> None:
         (folder / f"{split}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def study(small: bool, rounds: int, seconds: float) -> dict[str, Any]:
+def study(small: bool, rounds: int, seconds: float, graphs: bool) -> dict[str, Any]:
     """The study's file; defaults are the paper's setting."""
-    levers = {"batch": 2, "accumulation": 2, "length": 160} if small else {}
+    levers: dict[str, Any] = {"batch": 2, "accumulation": 2, "length": 160} if small else {}
+    levers |= {"graphs": True} if graphs else {}
     return {
         "kind": "fine-tuning",
         "name": "aqlora-speed",
@@ -86,7 +87,13 @@ def study(small: bool, rounds: int, seconds: float) -> dict[str, Any]:
         "arms": ARMS,
         "levers": levers,
         "seeds": 1,
-        "timing": {"rounds": rounds, "seconds": seconds, "batches": 4 if small else 8, "noisiest": "aqlora-q"},
+        "timing": {
+            "rounds": rounds,
+            "seconds": seconds,
+            "batches": 4 if small else 8,
+            "noisiest": "aqlora-q",
+            "warmup": 3 if graphs else 1,  # a shape is computed plainly, then captured, then replayed
+        },
         "analysis": {"baseline": "qlora"},
     }
 
@@ -99,6 +106,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=1.0, help="of each arm in each round, in whole cycles")
     parser.add_argument("--small", action="store_true", help="tiny shapes, for a smoke test")
+    parser.add_argument("--graphs", action="store_true", help="all arms replay CUDA graphs: the host does not limit them")
     parser.add_argument("--device", default=None)
     parser.add_argument("--beside-others", action="store_true", help="on a CPU that others keep busy")
     parser.add_argument("--make", type=Path, help=argparse.SUPPRESS)
@@ -114,7 +122,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         making = [sys.executable, __file__, "--make", str(home / "model"), *device] + ["--small"] * options.small
         subprocess.run(making, check=True)
         save_rows(home / "rows", 64 if options.small else 480, (80, 160) if options.small else TOKENS)
-        declared = study(options.small, options.rounds, options.seconds)
+        declared = study(options.small, options.rounds, options.seconds, options.graphs)
         (home / "study.yaml").write_text(yaml.safe_dump(declared, sort_keys=False), encoding="utf-8")
         command = [*toolkit, "time", str(home), "--out", str(options.out), "--sessions", str(options.sessions)]
         command += [*device] + ["--beside-others"] * options.beside_others

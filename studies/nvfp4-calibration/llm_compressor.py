@@ -61,7 +61,7 @@ def main() -> None:
         save_file({name: tensor for name, tensor in held.items() if "_proj." in name}, path)
     about = {name: importlib.metadata.version(name) for name in ("llmcompressor", "compressed-tensors", "torch")}
     (out / "about.json").write_text(
-        json.dumps(about | {"observer": given.observer, "calibration": windows.record.to_dict()}, indent=2) + "\n"
+        json.dumps(about | {"observer": given.observer, "calibration": windows.record.model_dump()}, indent=2) + "\n"
     )
 
 
