@@ -148,7 +148,7 @@ class Quantizer(Component):
         """x̂ of activations (…, in), every row (a token) rounded as a tensor of its own, in the dtype of `values`.
 
         A row's rounding depends on no other row, whatever batch it comes in. The default quantizes row by row; a format
-        that can do all at once overrides it, with the very same numbers.
+        may give a row another tensor scale than `quantize` gives a tensor, which it then says.
 
         Raises:
             InputError: as `quantize`.

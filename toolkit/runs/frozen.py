@@ -45,7 +45,7 @@ def _as_planned(product: Callable[..., torch.Tensor], *args: Any) -> torch.Tenso
         return product(*args)
 
 
-class _Holder(nn.Module):
+class Holder(nn.Module):
     """Keeps packed tensors as buffers that move with the model and never change their dtype."""
 
     def hold(self, prefix: str, packed: Packed) -> None:
@@ -55,7 +55,7 @@ class _Holder(nn.Module):
     def held(self, prefix: str, keys: Iterable[str]) -> dict[str, torch.Tensor]:
         return {key: self._buffers[_buffer(prefix, key)] for key in keys}
 
-    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> _Holder:
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Holder:
         kept = dict(self._buffers)
         super()._apply(fn, recurse)
         for key, before in kept.items():  # `.to(dtype)` and `.half()` must not round scales
@@ -70,7 +70,7 @@ def _buffer(prefix: str, key: str) -> str:
     return f"{prefix}{key.replace('.', '-')}"
 
 
-class FrozenLinear(_Holder):
+class FrozenLinear(Holder):
     """A linear layer of a packed weight: computes in `compute_dtype`, answers in the input's dtype.
 
     A layer that computes in float32 for a float16 model overflows nowhere inside; a result beyond float16's range
@@ -151,7 +151,7 @@ class FrozenLinear(_Holder):
         )
 
 
-class FrozenStack(_Holder):
+class FrozenStack(Holder):
     """Some experts of one 3-D parameter, packed; the others dense. As a parametrization it gives the whole stack.
 
     Each forward pass of the experts' module decodes the stack once, at its first use. Backward keeps the decoded

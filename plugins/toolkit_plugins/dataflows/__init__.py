@@ -1,5 +1,6 @@
-"""The built-in data flows, one a file."""
+"""The built-in data flows, one a file, or one a folder."""
 
+from toolkit_plugins.dataflows.pact import Pact
 from toolkit_plugins.dataflows.stock import Stock
 
-COMPONENTS = [Stock]
+COMPONENTS = [Stock, Pact]

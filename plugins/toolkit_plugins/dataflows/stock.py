@@ -97,7 +97,7 @@ class Stock(DataFlow):
                 stacks.setdefault((id(layer.module), layer.parameter), []).append(layer)
                 continue
             start = starts(layer.name, layer.weight()) if starts is not None else None
-            replacement = self._replacement(layer, layers[layer.name], dtype, start)
+            replacement = self.replacement(layer, layers[layer.name], dtype, start)
             if start is not None and start.A is not None and start.B is not None:
                 factors[layer.name] = start.A, start.B
             del start
@@ -106,9 +106,15 @@ class Stock(DataFlow):
         for experts in stacks.values():
             self._stack(experts, layers, dtype, starts)
         adapted = {name: plan.adapter for name, plan in layers.items() if plan.adapter is not None}
-        return _adapt(model, adapted, seed, factors) if adapted else model
+        return _adapt(model, adapted, seed, factors, self.adapter_layers()) if adapted else model
 
-    def _replacement(self, layer: Layer, plan: LayerPlan, dtype: torch.dtype, start: Start | None) -> nn.Module | None:
+    def adapter_layers(self) -> dict[type[nn.Module], type[nn.Module]]:
+        """Class of a frozen layer → PEFT's layer over it; the first that fits is taken."""
+        from toolkit.runs.frozen import FrozenLinear
+
+        return {FrozenLinear: frozen_lora()}
+
+    def replacement(self, layer: Layer, plan: LayerPlan, dtype: torch.dtype, start: Start | None) -> nn.Module | None:
         """The module to put in the layer's place, or None to leave it, its weight replaced where the start says so."""
         import torch
 
@@ -202,6 +208,7 @@ def _adapt(
     adapters: Mapping[str, Adapter],
     seed: int,
     factors: Mapping[str, tuple[torch.Tensor, torch.Tensor]],
+    over: dict[type[nn.Module], type[nn.Module]],
 ) -> nn.Module:
     """Put PEFT's LoRA or DoRA on exactly these layers, each with its rank and its s; A and B are ours to set.
 
@@ -211,12 +218,10 @@ def _adapt(
     import torch
     from peft import get_peft_model
 
-    from toolkit.runs.frozen import FrozenLinear
-
     config = _config(adapters)
     config.task_type = "CAUSAL_LM" if hasattr(model, "prepare_inputs_for_generation") else None
     config.fan_in_fan_out = any(_is_transposed(model.get_submodule(name)) for name in adapters)
-    config._register_custom_module({FrozenLinear: _frozen_lora()})
+    config._register_custom_module(over)
     if any(hasattr(getattr(m, "weight", None), "quant_state") for m in model.modules()):
         model.is_loaded_in_4bit = True  # PEFT asks for this mark before it takes its own 4-bit adapter layer
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():  # PEFT draws an A of its own
@@ -287,7 +292,7 @@ def _is_transposed(module: nn.Module) -> bool:
     return type(module).__name__ == "Conv1D"
 
 
-def _frozen_lora() -> type[nn.Module]:
+def frozen_lora() -> type[nn.Module]:
     """PEFT's LoRA layer for `FrozenLinear`; it refuses to merge into a packed weight."""
     from peft.tuners.lora import Linear
 

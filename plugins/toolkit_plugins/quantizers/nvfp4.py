@@ -10,7 +10,6 @@ import torch
 
 from toolkit.errors import InputError
 from toolkit.interfaces import Layout
-from toolkit.weights import native
 from toolkit_plugins.quantizers.e2m1 import E2M1, LARGEST, divide
 
 E4M3_LARGEST = 448.0
@@ -58,14 +57,14 @@ class NVFP4(E2M1):
     def pack_scales(self, absmax: torch.Tensor, partial: bool) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
         """`scales`, float8_e4m3fn, (rows, ⌈K/16⌉), and `global_scale`, float32, one number."""
         global_scale = _global_scale(absmax.new_tensor(self.amax) if self.amax else absmax.amax())
-        kept = {"scales": _block_scale(absmax, global_scale), "global_scale": global_scale}
+        kept = {"scales": block_scale(absmax, global_scale), "global_scale": global_scale}
         return kept, self.unpack_scales(kept)
 
     def scale_entries(
         self, kept: Mapping[str, torch.Tensor], blocks: torch.Tensor, absmax: torch.Tensor
     ) -> torch.Tensor:
         """s under the tensor scale g as it is."""
-        return _block_scale(absmax, kept["global_scale"])
+        return block_scale(absmax, kept["global_scale"])
 
     def scale_candidates(
         self, kept: Mapping[str, torch.Tensor], blocks: torch.Tensor, entries: torch.Tensor
@@ -76,19 +75,13 @@ class NVFP4(E2M1):
         return codes.to(torch.uint8).view(torch.float8_e4m3fn)
 
     def each_row(self, values: torch.Tensor) -> torch.Tensor:
-        """As the interface says: g is of each row."""
+        """As the interface says, every row's g a power of two (`nvfp4_rows.quantize_rows`)."""
+        from toolkit_plugins.quantizers.nvfp4_rows import quantize_rows
+
         if not values.numel():
             return values
         valid = self.valid(values)
-        rows = valid.reshape(-1, valid.shape[-1]).float()
-        absmax = native.block_absmax(rows, self.block_size, rows.shape[1])
-        own = _global_scale(absmax.amax(dim=-1, keepdim=True))
-        scale = _block_scale(absmax, own).float() * own
-        codes = self.choose(native.reference.scaled(rows, scale, self.block_size, self.mode))
-        levels = torch.tensor(self.levels, device=rows.device)[codes.int()]
-        return (
-            native.reference.scaled(levels, scale, self.block_size, "multiply").reshape(values.shape).to(values.dtype)
-        )
+        return quantize_rows(valid.reshape(-1, valid.shape[-1])).values(values.dtype).reshape(values.shape)
 
     def layout(self, form: str) -> Layout | None:
         """compressed-tensors' `nvfp4-pack-quantized`."""
@@ -105,6 +98,7 @@ def _global_scale(absmax: torch.Tensor) -> torch.Tensor:
     return divide(absmax, LARGEST * E4M3_LARGEST).clamp(min=GLOBAL_FLOOR)
 
 
-def _block_scale(absmax: torch.Tensor, global_scale: torch.Tensor) -> torch.Tensor:
+def block_scale(absmax: torch.Tensor, global_scale: torch.Tensor) -> torch.Tensor:
+    """s = E4M3(amax/(6·g)), between the floor and 448."""
     # The clamp comes before the cast: some releases of PyTorch turn 480 into NaN.
     return (divide(absmax, LARGEST) / global_scale).clamp(E4M3_FLOOR, E4M3_LARGEST).to(torch.float8_e4m3fn)
