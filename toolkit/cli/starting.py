@@ -40,7 +40,9 @@ def initialize(
 
 
 def summary(file: StartFile) -> list[str]:
-    """What was done, in a few lines: layers, mean residuals before and after, fall-backs by name, seconds."""
+    """What was done, in a few lines: layers, mean residuals before and after, what was not as asked for, seconds."""
+    from toolkit.runs import starts
+
     records = file.layers.values()
     before = sum(each.residuals[0] for each in records) / len(records)
     after = sum(each.residuals[each.kept] for each in records) / len(records)
@@ -60,11 +62,9 @@ def summary(file: StartFile) -> list[str]:
         if errors:
             rounding, reached = (sum(float(e) for e in column) / len(errors) for column in zip(*errors, strict=True))
             lines.append(f"mean output error on that text {rounding:.5f} by rounding, {reached:.5f} as they start")
-    fallen: dict[str, list[str]] = {}
-    for name, each in file.layers.items():
-        if reason := each.notes.get("fallback"):
-            fallen.setdefault(str(reason), []).append(name)
-    for reason, names in fallen.items():
+    for reason, names in starts.fallbacks(file.layers).items():
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-        lines.append(f"fall-back ({reason}): {', '.join(names[:3])}{more}")
+        lines.append(
+            f"not as asked for in {len(names)} of {len(records)} layers: {reason}: {', '.join(names[:3])}{more}"
+        )
     return lines

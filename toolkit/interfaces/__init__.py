@@ -8,7 +8,7 @@ imports torch, so that selections can be made and judged without it.
 from toolkit.interfaces.component import Component
 from toolkit.interfaces.dataflow import DataFlow
 from toolkit.interfaces.grid import Grid
-from toolkit.interfaces.initializer import Given, Initializer, Moments, Start
+from toolkit.interfaces.initializer import FALLBACK, LIMITED, Given, Initializer, Moments, Start
 from toolkit.interfaces.layout import Layout
 from toolkit.interfaces.quantizer import Errors, Packed, Quantizer
 from toolkit.interfaces.scaler import Scaler
@@ -19,7 +19,9 @@ KINDS: dict[str, type[Component]] = {c.kind: c for c in (Quantizer, Selector, In
 """Every kind of component and its interface; the registry, the lists and the checks read this."""
 
 __all__ = [
+    "FALLBACK",
     "KINDS",
+    "LIMITED",
     "Answered",
     "CalibratedSelector",
     "Component",

@@ -13,6 +13,11 @@ from toolkit.interfaces.quantizer import Packed, Quantizer
 if TYPE_CHECKING:
     import torch
 
+FALLBACK = "fallback"
+"""The note that says why a layer was started otherwise than asked for, such as by rounding alone."""
+LIMITED = "limited"
+"""The note that says which of its options an initializer could not follow in a layer, and why."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Moments:
@@ -68,7 +73,8 @@ class Start:
         residuals: ‖W − Ŵ − s·BA‖_F/‖W‖_F of each iterate, in order; the first is the zero start's (Q(W), B = 0), or,
             where another initializer makes the base, of that base with B = 0.
         kept: which of them this is.
-        notes: what a report has to say of this layer: fall-backs, damping, dead channels, stated errors; plain values.
+        notes: what a report has to say of this layer: damping, dead channels, stated errors; plain values. Layers with
+            the notes `fallback` and `limited` are counted by their text, without what follows in parentheses.
     """
 
     base: Packed

@@ -11,12 +11,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from toolkit.errors import InputError, closest
-from toolkit.interfaces import Packed, Start
+from toolkit.interfaces import FALLBACK, LIMITED, Packed, Start
 from toolkit.records.io import atomic
 from toolkit.records.start import LayerStart, StartFile
 
@@ -26,9 +26,6 @@ if TYPE_CHECKING:
 LAYERS = "layers"
 REPORT = "start.json"
 PLAN = "plan.json"
-
-FALLBACK = "fallback"
-"""The note in which an initializer says that it did otherwise than asked, and why; numbers follow in parentheses."""
 SETTINGS = "settings.json"
 
 
@@ -171,11 +168,14 @@ class Noted(Protocol):
         """Of its initializer."""
 
 
-def fallbacks(layers: Mapping[str, Noted]) -> dict[str, list[str]]:
-    """What was not done as asked for → the layers; the numbers of single layers are left out."""
+def fallbacks(layers: Mapping[str, Noted], notes: Sequence[str] = (FALLBACK, LIMITED)) -> dict[str, list[str]]:
+    """What was not done as asked for → the layers, each under the first of these notes that it has.
+
+    The numbers of single layers, in parentheses behind a reason, are left out.
+    """
     found: dict[str, list[str]] = {}
     for name, each in layers.items():
-        if reason := str(each.notes.get(FALLBACK) or "").partition(" (")[0]:
+        if reason := next((str(text).partition(" (")[0] for key in notes if (text := each.notes.get(key))), None):
             found.setdefault(reason, []).append(name)
     return found
 
@@ -183,3 +183,8 @@ def fallbacks(layers: Mapping[str, Noted]) -> dict[str, list[str]]:
 def counts(layers: Mapping[str, Noted]) -> dict[str, int]:
     """What was not done as asked for → in how many layers."""
     return {reason: len(names) for reason, names in fallbacks(layers).items()}
+
+
+def said(counted: Mapping[str, int], layers: int) -> list[str]:
+    """A line a reason, for the end of a run: `counted` as `counts` answers, of so many layers."""
+    return [f"not as asked for in {count} of {layers} layers: {reason}" for reason, count in counted.items()]

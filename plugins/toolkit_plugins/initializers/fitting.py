@@ -8,7 +8,7 @@ import math
 import torch
 
 from toolkit.errors import InputError
-from toolkit.interfaces import Given, Initializer, Packed, Quantizer, Start
+from toolkit.interfaces import FALLBACK, LIMITED, Given, Initializer, Packed, Quantizer, Start
 from toolkit.registry import registry
 from toolkit_plugins.initializers.compensation import output_error
 
@@ -74,7 +74,7 @@ class Base:
     def make(self, given: Given, weight: torch.Tensor) -> Start:
         """The packed base of `weight` (W, or float32), without an adapter, and the inner initializer's notes.
 
-        They are of the weight that it was given, and stand as `base_…`, but for `fallback`, which stays what it is.
+        They are of the weight that it was given, and stand as `base_…`, but for those that are counted.
         A quantizer that keeps the weight's dtype bit for bit is given that dtype; any other the float32 values.
         """
         dtype = given.weight.dtype
@@ -85,7 +85,7 @@ class Base:
         else:
             bare = dataclasses.replace(given, weight=weight, rank=None, A=None, scaling=1.0)
             made = self.inner.initialize(bare)
-        notes = {key if key == "fallback" else f"base_{key}": value for key, value in made.notes.items()}
+        notes = {key if key in (FALLBACK, LIMITED) else f"base_{key}": value for key, value in made.notes.items()}
         return dataclasses.replace(made, base=dataclasses.replace(made.base, dtype=dtype), notes=notes)
 
 

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 
 from toolkit.errors import InputError
-from toolkit.interfaces import Given, Initializer, Moments, Packed, Quantizer, Start
+from toolkit.interfaces import FALLBACK, LIMITED, Given, Initializer, Moments, Packed, Quantizer, Start
 from toolkit.registry import registry
 from toolkit.weights.precision import full_float32
 from toolkit_plugins.initializers.compensation import compensate, factorize, output_error, sequence
@@ -29,7 +29,8 @@ class GPTQ(Initializer):
     those of a group of columns are `static`, or `refresh`ed by the format's own rule when the group's turn comes, or
     `search`ed for the least error that the group's own compensated rounding adds. With `order` = `columns` a group's
     columns come at different times: its scales are searched before the first, for Σ_j R_jj·(w_j − ŵ_j)², and cannot
-    be refreshed. Where blocks run over the ends of rows, scales are static, and `notes["scales"]` says so.
+    be refreshed. Where blocks run over the ends of rows, there are no groups: scales are static and columns go one by
+    one, which the note `limited` says where it was asked otherwise.
 
     The defaults are the best by measurement (benchmarks/results/gptq.json: the seven layers of one block of the demo
     model, 4,096 tokens). Output errors on another text than was calibrated with, relative to rounding, geometric means:
@@ -117,7 +118,7 @@ class GPTQ(Initializer):
         bases = [rounded]
         made: Packed | None = None
         if not bool(seen.any()):
-            notes["fallback"] = "rounding: no input was seen"
+            notes[FALLBACK] = "rounding: no input was seen"
         else:
             made = self._made(given, weight, second, seen, notes)
         errors = [error_of(given, base) for base in (bases if made is None else [*bases, made])]
@@ -127,7 +128,7 @@ class GPTQ(Initializer):
             bases.append(made)
             if outputs[1] > outputs[0]:
                 kept = 0
-                notes |= {"fallback": "rounding: its output error is lower", "output_error_compensated": outputs[1]}
+                notes |= {FALLBACK: "rounding: its output error is lower", "output_error_compensated": outputs[1]}
         notes |= {"output_error": outputs[kept], "output_error_rounding": outputs[0]}
         b = None if given.rank is None else torch.zeros(len(weight), given.rank, device=weight.device)
         residuals = tuple(norm(error) / whole for error in errors)
@@ -149,12 +150,14 @@ class GPTQ(Initializer):
         order = sequence(second, grid, self.order)
         found = factorize(hessian[order][:, order], self.damping)
         if found is None:
-            notes["fallback"] = "rounding: the Hessian could not be factorized at any damping up to 1"
+            notes[FALLBACK] = "rounding: the Hessian could not be factorized at any damping up to 1"
             return None
         notes |= {"damping": found.damping, "damping_raised": found.raised}
         fit = None if self.scales == "static" else self.scales
-        if fit is not None and grid.group is None:
-            notes["scales"] = "static: blocks run over the ends of rows"
+        if grid.group is None:
+            lost = ["scales are static"] * (fit is not None) + ["columns go one by one"] * (self.order == "groups")
+            if lost:
+                notes[LIMITED] = f"{', '.join(lost)}: blocks run over the ends of rows"
             fit = None
         if fit == "search" and self.order == "columns":
             assert grid.group is not None

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 
 from toolkit.errors import InputError
-from toolkit.interfaces import Given, Start
+from toolkit.interfaces import FALLBACK, Given, Start
 from toolkit.weights.precision import full_float32
 from toolkit_plugins.initializers import low_rank
 from toolkit_plugins.initializers.fitting import (
@@ -98,7 +98,7 @@ class Qera(OverBase):
             **output_notes(given, made.base, a, b),
         }
         if not mean > 0:
-            notes["fallback"] = "fitted without weights: no input was seen"
+            notes[FALLBACK] = "fitted without weights: no input was seen"
         residuals = (zero, left_over(error, a, b, given.scaling) / whole)
         return Start(made.base, a, b, given.scaling, residuals, 1, notes)
 

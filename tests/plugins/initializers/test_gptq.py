@@ -371,10 +371,14 @@ def test_what_a_plan_may_not_ask() -> None:
 def test_blocks_over_the_ends_of_rows_are_static_and_said_to_be() -> None:
     weight, second = case(48, 80, 300)
     made = start("gptq", weight, second, "nf4")
-    assert made.notes["scales"].startswith("static") and made.kept == 1
-    assert "scales" not in start("gptq", weight, second, "nvfp4").notes
+    assert made.kept == 1
+    assert made.notes["limited"] == "scales are static, columns go one by one: blocks run over the ends of rows"
+    assert "limited" not in start("gptq", weight, second, "nvfp4").notes
     searched = start("gptq(order=columns)", weight, second, "nf4")
-    assert searched.notes["scales"].startswith("static")
+    assert searched.notes["limited"] == "scales are static: blocks run over the ends of rows"
+    same = start("gptq(scales=static,order=columns)", weight, second, "nf4")
+    assert "limited" not in same.notes and torch.equal(same.base.dequantize(), searched.base.dequantize())
+    assert torch.equal(made.base.dequantize(), searched.base.dequantize())
 
 
 def test_loftq_over_a_compensated_base() -> None:

@@ -69,3 +69,11 @@ def test_what_is_needed_and_refused_passes_through(case):
         tk.initialize(weight, "loftq(base=gptq)", "nvfp4", rank=8)
     with pytest.raises(tk.InputError, match="no grid"):
         tk.initializer("loftq(base=gptq)").check((96, 128), tk.quantizer("none"), 8)
+
+
+def test_what_the_base_could_not_follow_is_named_as_its_own(case):
+    weight, _, _ = case
+    narrow, moments = weight[:, :80], tk.Moments(torch.eye(80), 10)
+    start = tk.initialize(narrow, "loftq(iterations=1,base=gptq)", "nf4", rank=8, moments=moments)
+    alone = tk.initialize(narrow, "gptq", "nf4", moments=moments)
+    assert start.notes["limited"] == alone.notes["limited"] and "base_limited" not in start.notes

@@ -109,3 +109,15 @@ def test_calibration_is_asked_for_before_anything_is_loaded(asked):
         run(asked(calibration=None))
     with pytest.raises(InputError, match=r"has no grid"):
         run(asked(arms=[ARMS[0], {"name": "odd", "base": "none", "initializer": "gptq"}]))
+
+
+def test_options_that_layers_cannot_follow_are_counted_and_told_as_the_run_ends(asked, capsys):
+    """Blocks of 64 run over the ends of rows of 96: scales stay static there, which is more than a tenth of the layers,
+    and no layer is started otherwise: the calibration does not fail."""
+    found = run(asked(arms=[{"name": "plain"}, {"name": "compensated", "initializer": "gptq"}]))["compensated"]
+    reason = "scales are static, columns go one by one: blocks run over the ends of rows"
+    narrow = [name for name in found.layers if name.endswith("down_proj")]
+    assert len(narrow) == 3 > 0.1 * len(found.layers)
+    assert [name for name, layer in found.layers.items() if layer.notes.get("limited") == reason] == narrow
+    assert found.fallbacks == {reason: 3}
+    assert f"compensated: not as asked for in 3 of 21 layers: {reason}" in capsys.readouterr().err

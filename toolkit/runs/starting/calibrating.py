@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from toolkit.errors import InputError, RunError
-from toolkit.interfaces import Initializer, Moments, Quantizer, Start
+from toolkit.interfaces import FALLBACK, Initializer, Moments, Quantizer, Start
 from toolkit.records.plan import LayerPlan, Plan
 from toolkit.records.start import CalibrationText, StartFile
 from toolkit.registry import registry
@@ -339,7 +339,7 @@ class _Work:
             name, layer, weight, source.dtype, self._seed, moments, initializer=PLAIN if unseen else None
         )
         if unseen:
-            start = dataclasses.replace(start, notes={**start.notes, starts.FALLBACK: UNSEEN})
+            start = dataclasses.replace(start, notes={**start.notes, FALLBACK: UNSEEN})
             record = record.model_copy(update={"notes": dict(start.notes)})
         self._folder.put(name, start, record)
         return start

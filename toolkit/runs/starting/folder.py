@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.errors import InputError, RunError
-from toolkit.interfaces import Start
+from toolkit.interfaces import FALLBACK, Start
 from toolkit.records.io import digest, read_json, write_json
 from toolkit.records.plan import Plan
 from toolkit.records.start import LayerStart, StartFile
@@ -85,7 +85,7 @@ class Folder:
             RunError: more than that; reasons and layers are named, and no report is written, so that nothing takes the
                 folder for what was asked for. Or a base is another than the report tells of, which runs were made with.
         """
-        fell = starts.fallbacks({name: self.records[name] for name in calibrated})
+        fell = starts.fallbacks({name: self.records[name] for name in calibrated}, [FALLBACK])
         count = sum(map(len, fell.values()))
         if count > fallbacks * len(calibrated):
             reasons = "; ".join(f"{reason}: {len(each)}, such as {each[0]}" for reason, each in fell.items())
