@@ -12,11 +12,14 @@ from collections.abc import Container, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from toolkit.errors import InputError, closest
+from toolkit.errors import InputError, RunError, closest
+from toolkit.records.profile import PROFILE, Profile
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
+
+    from toolkit.weights.layers import Layer
 
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -85,6 +88,32 @@ def load_model(source: str | Path, *, device: str | torch.device | None = None, 
             path, dtype="auto", use_safetensors=True, trust_remote_code=False, attn_implementation=attention
         )
     return model.eval().requires_grad_(False).to(target)
+
+
+def load_profiled(source: str | Path, profile: Profile) -> tuple[nn.Module, dict[str, Layer]]:
+    """The model that a profile is of, as `load_model` has it, on the CPU; and its layers by name, in profile order.
+
+    Raises:
+        InputError: as `load_model`; or the model has other layers than the profile.
+        RunError: the model that is built has other weights than its files.
+    """
+    from toolkit.weights.layers import layers_of
+    from toolkit.weights.profiling import fingerprint_of
+
+    model = load_model(source, device="cpu")
+    found = fingerprint_of(model)
+    if found != profile.fingerprint:
+        raise RunError(
+            f"the model that transformers builds from {source} has other weights ({found[:12]}) than its files "
+            f"({profile.fingerprint[:12]})"
+        )
+    layers = {layer.name: layer for layer in layers_of(model)}
+    if list(layers) != profile.names:
+        raise InputError(
+            f"{PROFILE} lists {len(profile)} layers, and the model has {len(layers)} (or others): remove that file "
+            "from the results folder to have it made anew"
+        )
+    return model, layers
 
 
 def load_tokenizer(source: str | Path) -> Any:

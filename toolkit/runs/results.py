@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from toolkit.errors import InputError, RunError
 from toolkit.records.finetuning import FineTuning
 from toolkit.records.initialization import Initialization
-from toolkit.records.io import digest, read_bytes, read_json, write_json
+from toolkit.records.io import atomic, digest, read_bytes, read_json, write_json
 from toolkit.records.profile import PROFILE, Profile
 from toolkit.records.report import REPORT, Report
 from toolkit.records.started import Started
@@ -174,6 +174,23 @@ def profile_of(
         made = made.model_copy(update={"model": name})
     made.save(path)
     return made
+
+
+def write_report(folder: Path, report: Report | Started, lines: str) -> Path:
+    """Write `report.json` atomically, the items of its field `lines` one a line: a list's, or an object's."""
+    data = report.to_json()
+    items = data.pop(lines, None)
+    text = json.dumps(data, indent=1, ensure_ascii=False)
+    if items:
+        named = isinstance(items, dict)
+        names = [f"{json.dumps(name)}: " for name in items] if named else [""] * len(items)
+        values = [json.dumps(item, ensure_ascii=False) for item in (items.values() if named else items)]
+        each = ",\n".join(f"  {name}{value}" for name, value in zip(names, values, strict=True))
+        opened, closed = "{}" if named else "[]"
+        text = f'{text.removesuffix(chr(10) + "}")},\n "{lines}": {opened}\n{each}\n {closed}\n}}'
+    with atomic(folder / REPORT) as temporary:
+        temporary.write_text(text + "\n", encoding="utf-8")
+    return folder / REPORT
 
 
 def only_these(folder: Path, names: Sequence[str]) -> None:

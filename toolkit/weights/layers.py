@@ -70,6 +70,22 @@ class Layer:
             stored = stored[self.index]
         return stored.mT if self.transposed else stored
 
+    def stored(self, weight: torch.Tensor) -> torch.Tensor:
+        """A weight (out, in) as the module holds it, contiguous: what `put` takes, so that it is laid out once."""
+        held = (weight.mT if self.transposed else weight).contiguous()
+        return nn.Parameter(held, requires_grad=False) if self.index is None else held
+
+    def put(self, stored: torch.Tensor) -> None:
+        """Compute with this weight (`stored`) from now on.
+
+        A whole parameter is put in by pointer: what shares the old one, such as an embedding, keeps it. Of a stacked
+        parameter the values of this expert are written over.
+        """
+        if self.index is None:
+            self.module._parameters[self.parameter] = stored  # type: ignore[assignment]  # `stored` made it one
+        else:
+            getattr(self.module, self.parameter).data[self.index] = stored
+
 
 def layers_of(model: nn.Module, *, include_head: bool = False) -> list[Layer]:
     """Every layer of a model, in model order.

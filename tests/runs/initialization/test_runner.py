@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -249,3 +250,35 @@ def test_a_reports_layers_stand_one_a_line(study):
     folder = run(study())
     lines = (folder / "plain" / "report.json").read_text(encoding="utf-8").splitlines()
     assert sum('"residual":' in line for line in lines) == len(json.loads("\n".join(lines))["layers"])
+
+
+def test_every_batch_and_layer_is_a_step_of_the_progress_where_stderr_is_no_terminal(
+    study, other_text, monkeypatch, capsys
+):
+    """Of what it does, how far it is, and how long it takes: also while the 16-bit model's inputs are gathered."""
+    from toolkit.runs import progress
+
+    monkeypatch.setattr(progress, "EVERY", 0.0)
+    arms = [{"name": "plain", "base": "nvfp4"}, {"name": "compensated", "base": "nvfp4", "initializer": "gptq"}]
+    folder = study(
+        arms=arms,
+        scalings=[2.0],
+        activations=["none", "nvfp4"],
+        calibration={"text": str(other_text), "windows": 8, "window": 64},
+    )
+    tk.run(folder, device="cpu", dtype="float32")
+    lines = capsys.readouterr().err.splitlines()
+    told = [re.fullmatch(r"(.*): (\d+) of (\d+)(?:, .*)?", line) for line in lines]
+    steps = [(m[1], int(m[2]), int(m[3])) for m in told if m and not m[1].startswith("not as asked")]
+    total = steps[-1][2]
+    assert {each[2] for each in steps} == {total} and steps[-1][1] == total
+    assert [each[1] for each in steps] == sorted(each[1] for each in steps)
+    doing = [each[0] for each in steps]
+    layers = len(reports(folder / "results")["plain"].layers)
+    scored = 3  # batches of 3 of 8 windows
+    assert doing.count("moments of the 16-bit model's inputs on the calibration text") == 1 + 3
+    assert doing.count("scoring the 16-bit model") == 1 + scored
+    assert doing.count("scoring compensated, inputs nvfp4") == 1 + scored
+    assert sum(each.startswith("calibrating ") for each in doing) == layers
+    assert total == 3 + 2 * scored + 2 * (layers + 2 * scored) + layers
+    assert all(re.search(r" left$|, in ", line) for line in lines if re.search(r": [1-9]\d* of \d+", line))

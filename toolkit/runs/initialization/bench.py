@@ -7,20 +7,16 @@ import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from toolkit.errors import InputError, RunError
 from toolkit.records.initialization import AS_THEY_ARE, Initialization
-from toolkit.records.profile import PROFILE, Profile
+from toolkit.records.profile import Profile
 from toolkit.registry import registry
 from toolkit.runs.initialization.inputs import rounding, second_moments
-from toolkit.runs.models import cast, load_model
+from toolkit.runs.models import cast, load_profiled
 from toolkit.runs.texts.documents import Windows
-from toolkit.runs.texts.evaluation import Evaluation, WindowScore, window_scores
+from toolkit.runs.texts.evaluation import Evaluation, WindowScore
 
 if TYPE_CHECKING:
     import torch
-    from torch import nn
-
-    from toolkit.weights.layers import Layer
 
 Outcome = dict[str, dict[str, list[WindowScore]]]
 """Quantizer that inputs are rounded by → text → its windows' scores."""
@@ -34,6 +30,7 @@ class Bench:
         profile: of the model.
         windows: text → its windows; `calibration`: those of the calibration text.
         device, dtype: of the computation.
+        step: told after every batch of windows, and before the first: what is done, and how many batches were (1, 0).
 
     Attributes:
         dense: layer name → W (out, in) as the checkpoint stores it, on the device.
@@ -52,35 +49,40 @@ class Bench:
         calibration: Windows | None,
         device: torch.device,
         dtype: torch.dtype,
+        step: Callable[[str, int], object] = lambda doing, count: None,
     ) -> None:
-        from toolkit.weights.layers import layers_of
-        from toolkit.weights.profiling import fingerprint_of
-
-        model = load_model(study.model, device="cpu")
-        found = fingerprint_of(model)
-        if found != profile.fingerprint:
-            raise RunError(
-                f"the model that transformers builds from {study.model} has other weights ({found[:12]}) than its "
-                f"files ({profile.fingerprint[:12]})"
-            )
-        self.layers = {layer.name: layer for layer in layers_of(model)}
-        if list(self.layers) != profile.names:
-            raise InputError(
-                f"{PROFILE} lists {len(profile)} layers, and the model has {len(self.layers)} (or others): remove "
-                "that file from the results folder to have it made anew"
-            )
+        step("loading the model", 0)
+        model, self.layers = load_profiled(study.model, profile)
         self.model, self.device, self.dtype = model.to(device), device, dtype
         self.dense = {name: layer.weight().clone() for name, layer in self.layers.items()}
         cast(self.model, dtype)
         self._keys = list(study.activations)
-        self._window = {name: each.record.window for name, each in windows.items()}
         self._sixteen = {name: self._stored(name, weight) for name, weight in self.dense.items()}
-        self._started: dict[str, nn.Parameter] | None = None
+        self._started: dict[str, torch.Tensor] | None = None
         self._put(self._sixteen)
-        self._evaluation = Evaluation(self.model, {n: w.ids for n, w in windows.items()}, batch=study.batch)
+        self._step, self._doing = step, ""
+        self._evaluation = Evaluation(
+            self.model, {n: w.ids for n, w in windows.items()}, batch=study.batch, scored=self._scored
+        )
         self.moments: Mapping[str, torch.Tensor] = {}
         if calibration is not None:
-            self.moments = second_moments(self.model, list(self.layers.values()), calibration.ids, batch=study.batch)
+            doing = "moments of the 16-bit model's inputs on the calibration text"
+            step(doing, 0)
+            self.moments = second_moments(
+                self.model,
+                list(self.layers.values()),
+                calibration.ids,
+                batch=study.batch,
+                counted=functools.partial(step, doing, 1),
+            )
+
+    @staticmethod
+    def steps(study: Initialization, windows: Mapping[str, Windows], calibration: Windows | None) -> tuple[int, int]:
+        """Batches before the first run (moments and the 16-bit reference), and batches of one run's scores."""
+        once = sum(_batches(each, study.batch) for each in windows.values())
+        rounded = sum(key != AS_THEY_ARE for key in study.activations)
+        moments = 0 if calibration is None else _batches(calibration, study.batch)
+        return moments + once * (1 + rounded), once * len(study.activations)
 
     @property
     def recomputed(self) -> int:
@@ -91,7 +93,8 @@ class Bench:
         """The 16-bit model, its inputs as they are and rounded; the former is what is measured against afterwards."""
         self._started = None
         self._put(self._sixteen)
-        kept = self._numbers(self._evaluation.keep_reference(), "16-bit reference")
+        self._do("scoring the 16-bit model")
+        kept = self._evaluation.scores(self._evaluation.keep_reference(), "16-bit reference")
         measured = self._measure("16-bit reference", list(self.layers), [k for k in self._keys if k != AS_THEY_ARE])
         return {key: measured.get(key, kept) for key in self._keys}
 
@@ -120,13 +123,14 @@ class Bench:
         found: Outcome = {}
         layers = [self.layers[name] for name in rounded]
         for key in keys:
+            self._do(f"scoring {what}" + (f", inputs {key}" if key != AS_THEY_ARE else ""))
             inputs = contextlib.nullcontext
             if key != AS_THEY_ARE:
                 inputs = functools.partial(rounding, layers, registry.make("quantizer", key))
             with contextlib.ExitStack() as hooks:
                 hooks.enter_context(inputs())
                 as_reference = functools.partial(self._as_reference, hooks, inputs)
-                found[key] = self._numbers(self._evaluation.measure(as_reference), f"{what}, inputs {key}")
+                found[key] = self._evaluation.scores(self._evaluation.measure(as_reference), f"{what}, inputs {key}")
         return found
 
     @contextlib.contextmanager
@@ -140,23 +144,20 @@ class Bench:
             self._put(self._started or self._sixteen)
             hooks.enter_context(inputs())
 
-    def _stored(self, name: str, weight: torch.Tensor) -> nn.Parameter:
-        from torch import nn
+    def _do(self, doing: str) -> None:
+        self._doing = doing
+        self._step(doing, 0)
 
-        layer = self.layers[name]
-        stored = weight.to(device=self.device, dtype=self.dtype)
-        return nn.Parameter((stored.mT if layer.transposed else stored).contiguous(), requires_grad=False)
+    def _scored(self) -> None:
+        self._step(self._doing, 1)
 
-    def _put(self, weights: Mapping[str, nn.Parameter]) -> None:
+    def _stored(self, name: str, weight: torch.Tensor) -> torch.Tensor:
+        return self.layers[name].stored(weight.to(device=self.device, dtype=self.dtype))
+
+    def _put(self, weights: Mapping[str, torch.Tensor]) -> None:
         for name, weight in weights.items():
-            layer: Layer = self.layers[name]
-            if layer.index is None:  # a pointer; other owners of the old parameter keep it
-                layer.module._parameters[layer.parameter] = weight
-            else:  # one slice of a stacked parameter: its values are written over
-                layer.module._parameters[layer.parameter].data[layer.index] = weight.data
+            self.layers[name].put(weight)
 
-    def _numbers(self, measured: dict[str, torch.Tensor], what: str) -> dict[str, list[WindowScore]]:
-        try:
-            return window_scores(measured, self._window)
-        except RunError as error:
-            raise RunError(f"{what}: {error}") from None
+
+def _batches(windows: Windows, batch: int) -> int:
+    return -(-len(windows.ids) // batch)

@@ -7,7 +7,6 @@ the model. What is on disk is not measured again, and results of different setti
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,8 +17,7 @@ from toolkit.errors import InputError
 from toolkit.interfaces import Start
 from toolkit.records import rows
 from toolkit.records.initialization import CALIBRATION, Initialization
-from toolkit.records.io import atomic
-from toolkit.records.report import REPORT, SIXTEEN_BIT
+from toolkit.records.report import SIXTEEN_BIT
 from toolkit.records.started import COLUMNS, LayerOutcome, Started
 from toolkit.registry import registry
 from toolkit.runs import locking, results, starts
@@ -132,14 +130,11 @@ class _Runner:
         return self.folder
 
     def _settings(self) -> dict[str, Any]:
-        """What fixes the numbers. Of a text that is its hash, not its source: a file may hold what the hub gives."""
+        """What fixes the numbers."""
         texts = dict(self.windows) | ({} if self.calibration is None else {CALIBRATION: self.calibration})
         return {
             "fingerprint": self.profile.fingerprint,
-            "texts": {
-                name: {"sha256": w.record.sha256, "tokens": w.record.tokens, "window": w.record.window}
-                for name, w in texts.items()
-            },
+            "texts": reading.fixed(texts),
             "rank": self.study.rank,
             "seed": self.study.seed,
             "activations": [registry.make("quantizer", key).key for key in self.study.activations],
@@ -166,29 +161,26 @@ class _Runner:
         return report is not None
 
     def _measure(self, todo: list[design.Run]) -> None:
-        layers = len(self.profile)
-        steps = sum(1 if run.plan is None else layers + 1 for run in todo)
-        with Progress(1 + steps, shown=self.progress) as bar:
-            bar.step("loading the model", 0)
-            bench = Bench(self.study, self.profile, self.windows, self.calibration, self.device, self.dtype)
+        names = self.profile.names
+        before, scores = Bench.steps(self.study, self.windows, self.calibration)
+        steps = [len(names) + starting.calibrations(run.plan, names) + scores for run in todo if run.plan is not None]
+        with Progress(before + sum(steps), shown=self.progress) as bar:
+            bench = Bench(self.study, self.profile, self.windows, self.calibration, self.device, self.dtype, bar.step)
             recorder = Recorder(
                 self.home, self.device, self.dtype, ignore=[self.folder], fallbacks=self.profile.fallbacks
             )
             recorder.start()
-            bar.step("16-bit reference", 0)
             reference = bench.reference()
-            bar.step("16-bit reference")
             outcomes = starting.Outcomes(bench)
             for run in todo:
                 if run.name != todo[0].name:
                     recorder.start()
                 if run.plan is None:
                     self._report(run, reference, {}, recorder, bench)
-                    bar.step(run.name)
                     continue
                 assert run.arm is not None
                 found: dict[str, LayerOutcome] = {}
-                for name, start, seconds in self._starts(run, bench):
+                for name, start, seconds in self._starts(run, bench, bar):
                     quantizer = run.plan.of(name).quantizer
                     found[name], weight = outcomes.of(name, quantizer, start, seconds)
                     bench.put(name, weight)
@@ -197,13 +189,12 @@ class _Runner:
                 measured = bench.measure(run.name, [n for n in found if run.plan.of(n).quantizer == base])
                 self._report(run, measured, found, recorder, bench)
                 shutil.rmtree(self.folder / run.name / STARTS, ignore_errors=True)
-                bar.step(run.name)
 
-    def _starts(self, run: design.Run, bench: Bench) -> Iterator[tuple[str, Start, float]]:
+    def _starts(self, run: design.Run, bench: Bench, bar: Progress) -> Iterator[tuple[str, Start, float]]:
         assert run.plan is not None
         if not starting.calibrated(run.plan):
             return starting.computed(run.plan, bench, self.study.seed)
-        return starting.after_calibration(run.plan, bench, self.study, self.folder / run.name / STARTS)
+        return starting.after_calibration(run.plan, bench, self.study, self.folder / run.name / STARTS, bar.step)
 
     def _report(
         self,
@@ -244,17 +235,6 @@ class _Runner:
             rows=rows.write(where, COLUMNS, lines),
             provenance=recorder.finish({"reference logits recomputed (batches)": bench.recomputed}),
         )
-        write_report(where, report)
-
-
-def write_report(folder: Path, report: Started) -> Path:
-    """Write `report.json` atomically, one layer a line."""
-    data = report.to_json()
-    layers = data.pop("layers", {})
-    text = json.dumps(data, indent=1, ensure_ascii=False)
-    if layers:
-        lines = ",\n".join(f"  {json.dumps(k)}: {json.dumps(v, ensure_ascii=False)}" for k, v in layers.items())
-        text = f'{text.removesuffix(chr(10) + "}")},\n "layers": {{\n{lines}\n }}\n}}'
-    with atomic(folder / REPORT) as temporary:
-        temporary.write_text(text + "\n", encoding="utf-8")
-    return folder / REPORT
+        results.write_report(where, report, "layers")
+        for line in starts.said(report.fallbacks, len(layers)):
+            say(f"{run.name}: {line}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,12 +35,13 @@ def computed(
 
 
 def after_calibration(
-    plan: Plan, bench: Bench, study: Initialization, folder: Path, progress: bool = False
+    plan: Plan, bench: Bench, study: Initialization, folder: Path, step: Callable[[str, int], object]
 ) -> Iterator[tuple[str, Start, float]]:
     """As `computed`, of a plan whose initializers ask for calibration: block by block, on the study's text.
 
     Args:
         folder: where the starts lie meanwhile, so that an interrupted calibration goes on; nothing reads it later.
+        step: told what is done, and how many more layers were calibrated; `calibrations` in all.
 
     Raises:
         InputError: a layer that cannot be started so (named), or inputs that are not finite.
@@ -49,6 +50,14 @@ def after_calibration(
     from toolkit.runs.starting.calibrating import calibrate
 
     assert study.calibration is not None
+    counted = 0
+
+    def report(done: int, total: int, name: str) -> None:
+        nonlocal counted
+        step(f"calibrating {name}", done - counted)
+        counted = done
+
+    step("calibrating", 0)
     calibrate(
         plan,
         study.calibration.text,
@@ -59,9 +68,10 @@ def after_calibration(
         seed=study.seed,
         device=str(bench.device),
         dtype=str(bench.dtype).removeprefix("torch."),
-        progress=progress,
+        progress=report,
     )
     file = StartFile.load(folder / starts.REPORT)
+    step("calibrated", len(file.layers) - counted)  # those of a folder that was whole already
     for name in bench.dense:
         if name in file.layers:
             yield name, starts.read(folder, name, bench.device), file.layers[name].seconds
@@ -74,6 +84,13 @@ def calibrated(plan: Plan) -> bool:
     keys = {layer.initializer for layer in [plan.default, *plan.layers.values()]}
     made: list[Initializer] = [registry.make("initializer", key) for key in keys]
     return any(each.needs_calibration for each in made)
+
+
+def calibrations(plan: Plan, names: Iterable[str]) -> int:
+    """How many layers `after_calibration` calibrates or starts before it yields the first; 0 where none ask for it."""
+    if not calibrated(plan):
+        return 0
+    return sum(not registry.make("initializer", plan.of(name).initializer).plain for name in names)
 
 
 class Outcomes:

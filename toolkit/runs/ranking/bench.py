@@ -7,14 +7,13 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from toolkit.errors import InputError, RunError
-from toolkit.records.profile import PROFILE, Profile
+from toolkit.records.profile import Profile
 from toolkit.records.study import Study
-from toolkit.runs.models import load_model
+from toolkit.runs.models import load_profiled
 from toolkit.runs.ranking import kept
 from toolkit.runs.ranking.sweep import Sweep
 from toolkit.runs.texts.documents import Windows
-from toolkit.runs.texts.evaluation import Evaluation, window_scores
+from toolkit.runs.texts.evaluation import Evaluation
 
 if TYPE_CHECKING:
     import torch
@@ -55,27 +54,11 @@ class Bench:
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
-        from toolkit.weights.layers import layers_of
-        from toolkit.weights.profiling import fingerprint_of
-
-        model = load_model(study.model, device="cpu")
-        found = fingerprint_of(model)
-        if found != profile.fingerprint:
-            raise RunError(
-                f"the model that transformers builds from {study.model} has other weights ({found[:12]}) than its "
-                f"files ({profile.fingerprint[:12]})"
-            )
-        names = [layer.name for layer in layers_of(model)]
-        if names != profile.names:
-            raise InputError(
-                f"{PROFILE} lists {len(profile)} layers, and the model has {len(names)} (or others): remove "
-                "that file from the results folder to have it made anew"
-            )
+        model, layers = load_profiled(study.model, profile)
         self.device = device
-        self._batch, self._names = study.batch, profile.names
+        self._batch, self._names = study.batch, list(layers)
         self._ids = {name: each.ids for name, each in windows.items()}
-        self._window = {name: each.record.window for name, each in windows.items()}
-        self._sweep = Sweep(model.to(device), names, base=study.base, protect=study.protect, dtype=dtype)
+        self._sweep = Sweep(model.to(device), self._names, base=study.base, protect=study.protect, dtype=dtype)
         self._evaluation = Evaluation(self._sweep.model, self._ids, batch=study.batch)
 
     @property
@@ -86,7 +69,7 @@ class Bench:
     def reference(self) -> kept.Outcome:
         """Everything in 16 bit, kept as the reference of what is measured afterwards."""
         self._sweep.set(self._names)
-        return self._numbers(self._evaluation.keep_reference(), "16-bit reference")
+        return self._evaluation.scores(self._evaluation.keep_reference(), "16-bit reference")
 
     def measure(
         self, name: str, selections: Sequence[Sequence[str]], todo: Sequence[int]
@@ -103,7 +86,7 @@ class Bench:
             self._sweep.set(selections[index])
             waiting.append((index, self._evaluation.measure(self._sweep.everything)))
             if len(waiting) == limit or index == todo[-1]:
-                yield [(i, self._numbers(measured, f"{name}, draw {i}")) for i, measured in waiting]
+                yield [(i, self._evaluation.scores(measured, f"{name}, draw {i}")) for i, measured in waiting]
                 waiting = []
 
     def again(self, protected: Sequence[str]) -> Again:
@@ -124,15 +107,9 @@ class Bench:
             self._sweep.set(self._names)
             evaluation.keep_reference()
             self._sweep.set(protected)
-            found = self._numbers(evaluation.measure(self._sweep.everything), "the base, measured again")
+            found = evaluation.scores(evaluation.measure(self._sweep.everything), "the base, measured again")
         said = f"measured with batch {other} in place of {batch}, and {fewer} threads in place of {threads}"
         return Again(found, said, fewer, evaluation.recomputed)
-
-    def _numbers(self, measured: dict[str, torch.Tensor], what: str) -> kept.Outcome:
-        try:
-            return window_scores(measured, self._window)
-        except RunError as error:
-            raise RunError(f"{what}: {error}") from None
 
 
 @contextlib.contextmanager

@@ -14,8 +14,7 @@ from typing import Any
 
 from toolkit.errors import RunError
 from toolkit.records import rows
-from toolkit.records.io import atomic
-from toolkit.records.report import PARTIAL, REPORT, Report, Rows
+from toolkit.records.report import PARTIAL, Rows
 from toolkit.records.study import Study
 from toolkit.runs import results
 from toolkit.runs.texts.evaluation import WindowScore
@@ -110,16 +109,3 @@ def write_rows(folder: Path, outcomes: Sequence[Outcome], *, many: bool) -> Rows
                 sums += [[w.kl for w in windows], [w.top for w in windows]]
             lines.append([draw, name, *sums])
     return rows.write(folder, rows.MANY if many else rows.ONE, lines)
-
-
-def write_report(folder: Path, report: Report) -> Path:
-    """Write `report.json` atomically, one draw a line."""
-    data = report.to_json()
-    draws = data.pop("draws", [])
-    text = json.dumps(data, indent=1, ensure_ascii=False)
-    if draws:
-        lines = ",\n".join(f"  {json.dumps(draw, ensure_ascii=False)}" for draw in draws)
-        text = f'{text.removesuffix(chr(10) + "}")},\n "draws": [\n{lines}\n ]\n}}'
-    with atomic(folder / REPORT) as temporary:
-        temporary.write_text(text + "\n", encoding="utf-8")
-    return folder / REPORT

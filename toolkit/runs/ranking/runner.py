@@ -108,17 +108,14 @@ class _Runner:
         return self.folder
 
     def _settings(self) -> dict[str, Any]:
-        """What fixes the numbers. Of a text that is its hash, not its source: a file may hold what the hub gives."""
+        """What fixes the numbers."""
         from toolkit.registry import registry
 
         return {
             "fingerprint": self.profile.fingerprint,
             "base": registry.make("quantizer", self.study.base).key,
             "protect": registry.make("quantizer", self.study.protect).key,
-            "texts": {
-                name: {"sha256": w.record.sha256, "tokens": w.record.tokens, "window": w.record.window}
-                for name, w in self.windows.items()
-            },
+            "texts": reading.fixed(self.windows),
             "batch": self.study.batch,
             "compute_dtype": str(self.dtype).removeprefix("torch."),
             "device": self.device.type,
@@ -232,7 +229,7 @@ class _Runner:
             provenance=recorder.finish({"reference logits recomputed (batches)": recomputed}, threads=threads),
             labels=labels,
         )
-        kept.write_report(where, report)
+        results.write_report(where, report, "draws")
         if partial is not None:
             partial.remove()
 

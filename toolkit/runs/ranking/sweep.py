@@ -15,7 +15,7 @@ from toolkit.errors import InputError, closest
 from toolkit.interfaces import Quantizer
 from toolkit.registry import registry
 from toolkit.runs.models import cast
-from toolkit.weights.layers import Layer, head_of, layers_of
+from toolkit.weights.layers import head_of, layers_of
 
 if TYPE_CHECKING:
     import torch
@@ -55,7 +55,8 @@ class Sweep:
                 raise InputError(f"layer {name}: {error}") from None
         self.names = names
         self.model = model
-        self._switches = {name: _Switch(layers[name], *pair) for name, pair in states.items()}
+        self._layers = {name: layers[name] for name in names}
+        self._states = {name: tuple(map(layers[name].stored, pair)) for name, pair in states.items()}
         self._protected: frozenset[str] | None = None
         self.set(())  # frees the weights as they were loaded
         cast(model, dtype)
@@ -75,11 +76,11 @@ class Sweep:
             InputError: a name that is no layer of the sweep.
         """
         wanted = frozenset(protected)
-        for name in wanted - self._switches.keys():
+        for name in wanted - self._layers.keys():
             raise InputError(f"the sweep has no layer {name!r}; {closest(name, self.names)}")
-        changed = self._switches.keys() if self._protected is None else wanted ^ self._protected
+        changed = self._layers.keys() if self._protected is None else wanted ^ self._protected
         for name in changed:
-            self._switches[name].set(name in wanted)
+            self._layers[name].put(self._states[name][name in wanted])
         self._protected = wanted
 
     @contextlib.contextmanager
@@ -95,24 +96,3 @@ class Sweep:
 
 def _state(quantizer: Quantizer, weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return quantizer.quantize(weight).dequantize(dtype)
-
-
-class _Switch:
-    """One layer and its two states, as the layer stores them."""
-
-    def __init__(self, layer: Layer, low: torch.Tensor, high: torch.Tensor) -> None:
-        from torch import nn
-
-        self.layer = layer
-        stored = [(w.mT if layer.transposed else w).contiguous() for w in (low, high)]
-        if layer.index is None:
-            self.states = tuple(nn.Parameter(w, requires_grad=False) for w in stored)
-        else:
-            self.states = tuple(stored)
-
-    def set(self, high: bool) -> None:
-        state = self.states[high]
-        if self.layer.index is None:  # a pointer; other owners of the old parameter keep it
-            self.layer.module._parameters[self.layer.parameter] = state
-        else:  # one slice of a stacked parameter: its values are written over
-            self.layer.module._parameters[self.layer.parameter].data[self.layer.index] = state

@@ -194,3 +194,11 @@ def cut(document: Document, tokenizer: Any, *, window: int, tokens: int | None =
         bos=False,
     )
     return Windows(torch.tensor(ids[: count * window], dtype=torch.int64).view(count, window), record)
+
+
+def fixed(windows: Mapping[str, Windows]) -> dict[str, dict[str, Any]]:
+    """Text → what of it fixes the numbers: its hash, and not its source, for a file may hold what the hub gives."""
+    return {
+        name: {"sha256": each.record.sha256, "tokens": each.record.tokens, "window": each.record.window}
+        for name, each in windows.items()
+    }

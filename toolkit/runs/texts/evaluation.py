@@ -65,6 +65,7 @@ class Evaluation:
         batch: windows a forward pass.
         reference_memory: bytes that the reference logits may take, kept in the model's dtype; None takes a
             quarter of what is free. Batches beyond it are recomputed for every measurement.
+        scored: called after every batch, for progress.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class Evaluation:
         *,
         batch: int,
         reference_memory: int | None = None,
+        scored: Callable[[], object] = lambda: None,
     ) -> None:
         import torch
 
@@ -84,8 +86,10 @@ class Evaluation:
             for name, ids in texts.items()
             for at in range(0, len(ids), batch)
         ]
+        self._window = {name: ids.shape[1] for name, ids in texts.items()}
         self._reference: list[_Reference | None] = []
         self._memory = reference_memory
+        self._scored = scored
         self._chunk = CHUNK.get(self.device.type, CHUNK["other"])
         self._torch = torch
         self._kernel = _kernel(self.device)
@@ -111,6 +115,7 @@ class Evaluation:
                 reference = self._as_reference(logits.clone())
                 found.append((name, self._score(logits, ids, reference)))
                 self._reference.append(reference if allowed >= 0 else None)
+                self._scored()
         return self._gather(found)
 
     def measure(
@@ -134,7 +139,19 @@ class Evaluation:
                     with as_reference():
                         kept = self._as_reference(self._logits(ids))
                 found.append((name, self._score(logits, ids, kept)))
+                self._scored()
         return self._gather(found)
+
+    def scores(self, measured: Mapping[str, torch.Tensor], what: str) -> dict[str, list[WindowScore]]:
+        """`window_scores` of what was measured.
+
+        Raises:
+            RunError: a sum is not finite; `what` was measured is said.
+        """
+        try:
+            return window_scores(measured, self._window)
+        except RunError as error:
+            raise RunError(f"{what}: {error}") from None
 
     def _logits(self, ids: torch.Tensor) -> torch.Tensor:
         return self.model(input_ids=ids, use_cache=False).logits
