@@ -8,8 +8,9 @@ import math
 import torch
 
 from toolkit.errors import InputError
-from toolkit.interfaces import FALLBACK, LIMITED, Given, Initializer, Packed, Quantizer, Start
+from toolkit.interfaces import FALLBACK, LIMITED, Given, Initializer, Moments, Packed, Quantizer, Start
 from toolkit.registry import registry
+from toolkit_plugins.initializers import low_rank
 from toolkit_plugins.initializers.compensation import output_error
 
 CHUNK = 2**22
@@ -52,6 +53,33 @@ def adapter_of(initializer: Initializer, given: Given) -> tuple[int, torch.Tenso
         )
     assert given.rank is not None
     return given.rank, given.A.to(weight.device, torch.float32)
+
+
+def moments_of(initializer: Initializer, given: Given) -> Moments:
+    """The moments of a layer's inputs, as an initializer that is calibrated must have them.
+
+    Raises:
+        InputError: there are none, or they are of another width, of inputs rounded by another quantizer, not finite, or
+            negative on the diagonal. The layer is named.
+    """
+    moments, width, layer = given.moments, given.weight.shape[-1], f"layer {given.name}"
+    if moments is None:
+        raise InputError(f"{layer}: initializer {initializer.key} needs calibration, and there are no moments")
+    second = moments.second
+    if tuple(second.shape) != (width, width):
+        raise InputError(
+            f"{layer}: the moments of {width} inputs have shape ({width}, {width}); found {tuple(second.shape)}"
+        )
+    if not bool(second.isfinite().all()):
+        raise InputError(f"{layer}: the moments of its inputs hold NaN or infinity")
+    if moments.activations != initializer.activations:
+        raise InputError(
+            f"{layer}: initializer {initializer.key} needs moments of inputs rounded by {initializer.activations}; "
+            f"these are by {moments.activations}"
+        )
+    if (lowest := float(second.diagonal().amin())) < 0:
+        raise InputError(f"{layer}: a mean square of its inputs is {lowest:.4g}; it is never negative")
+    return moments
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,6 +136,16 @@ def error_of(given: Given, base: Packed) -> torch.Tensor:
     return weight - decoded
 
 
+def residual_of(given: Given, base: Packed) -> float:
+    """‖W − Ŵ‖_F/‖W‖_F of a base without an adapter; 0 of a weight of zeros."""
+    return norm(error_of(given, base)) / (norm(given.weight.detach().float()) or 1.0)
+
+
+def no_change(given: Given) -> torch.Tensor | None:
+    """B = 0, (out, rank), float32; None where the layer has no adapter."""
+    return None if given.rank is None else torch.zeros(given.weight.shape[0], given.rank, device=given.weight.device)
+
+
 def norm(matrix: torch.Tensor) -> float:
     """‖·‖_F, summed in float64."""
     return float(torch.linalg.vector_norm(matrix, dtype=torch.float64))
@@ -136,10 +174,40 @@ def same(one: Packed, other: Packed) -> bool:
     )
 
 
-class OverBase(Initializer):
-    """An initializer that fits an adapter over a base, which the initializer named by its option `base` makes."""
+@dataclasses.dataclass(frozen=True)
+class Iterated(Initializer):
+    """An initializer that goes on for a number of iterations.
 
-    base: str
+    Attributes:
+        iterations: T, at least 1.
+
+    Raises:
+        InputError: no iteration.
+    """
+
+    iterations: int = 1
+
+    def __post_init__(self) -> None:
+        if self.iterations < 1:
+            raise InputError(
+                f"option 'iterations' of initializer {self.name!r} is {self.iterations}; at least 1 is needed"
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class OverBase(Initializer):
+    """An initializer that fits an adapter of low rank over a base, which another initializer makes.
+
+    Attributes:
+        base: key of the one that makes Ŵ; `zero` is the quantizer's own Q.
+        svd: how factors are found (`low_rank.best`): `auto`, `exact` or `randomised`.
+
+    Raises:
+        InputError: a base that fits an adapter itself.
+    """
+
+    base: str = "zero"
+    svd: low_rank.Method = "auto"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "base", self._base.inner.key)
@@ -162,3 +230,12 @@ class OverBase(Initializer):
         """Refuses a rank outside 1 to min(shape), and what the base's initializer refuses."""
         check_rank(self, shape, rank)
         self._base.inner.check(shape, quantizer, None)
+
+
+@dataclasses.dataclass(frozen=True)
+class Alternating(OverBase, Iterated):
+    """Quantization and a low-rank fit in turn, over and over. Options as at `Iterated` and `OverBase`."""
+
+    def __post_init__(self) -> None:
+        Iterated.__post_init__(self)
+        OverBase.__post_init__(self)

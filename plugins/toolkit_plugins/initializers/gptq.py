@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import Literal
 
 import torch
 
 from toolkit.errors import InputError
-from toolkit.interfaces import FALLBACK, LIMITED, Given, Initializer, Moments, Packed, Quantizer, Start
+from toolkit.interfaces import FALLBACK, LIMITED, Given, Initializer, Packed, Quantizer, Start
 from toolkit.registry import registry
 from toolkit.weights.precision import full_float32
 from toolkit_plugins.initializers.compensation import compensate, factorize, output_error, sequence
-from toolkit_plugins.initializers.fitting import error_of, norm
+from toolkit_plugins.initializers.fitting import error_of, moments_of, no_change, norm
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,7 +107,7 @@ class GPTQ(Initializer):
                 quantizer without a grid, or a weight that it refuses.
         """
         self.check((given.weight.shape[0], given.weight.shape[-1]), given.quantizer, given.rank)
-        moments = self._moments(given)
+        moments = moments_of(self, given)
         second = moments.second.double()
         seen = second.diagonal() > 0
         notes: dict[str, float | int | str | bool] = {"tokens": moments.tokens, "dead": int((~seen).sum())}
@@ -130,9 +129,8 @@ class GPTQ(Initializer):
                 kept = 0
                 notes |= {FALLBACK: "rounding: its output error is lower", "output_error_compensated": outputs[1]}
         notes |= {"output_error": outputs[kept], "output_error_rounding": outputs[0]}
-        b = None if given.rank is None else torch.zeros(len(weight), given.rank, device=weight.device)
         residuals = tuple(norm(error) / whole for error in errors)
-        return Start(bases[kept], given.A, b, given.scaling, residuals, kept, notes)
+        return Start(bases[kept], given.A, no_change(given), given.scaling, residuals, kept, notes)
 
     def _made(
         self,
@@ -166,26 +164,3 @@ class GPTQ(Initializer):
                 grid.fit(columns, weight[:, columns], importance[columns])
             fit = None
         return compensate(grid, weight, found.upper, order, block=self.block, fit=fit)
-
-    def _moments(self, given: Given) -> Moments:
-        """The layer's moments, as they must be."""
-        moments, width = given.moments, given.weight.shape[-1]
-        if moments is None:
-            raise InputError(f"layer {given.name}: initializer {self.key} needs calibration, and there are no moments")
-        second = moments.second
-        if tuple(second.shape) != (width, width):
-            raise InputError(
-                f"layer {given.name}: the moments of {width} inputs have shape ({width}, {width}); "
-                f"found {tuple(second.shape)}"
-            )
-        if not bool(second.isfinite().all()):
-            raise InputError(f"layer {given.name}: the moments of its inputs hold NaN or infinity")
-        if moments.activations != self.activations:
-            raise InputError(
-                f"layer {given.name}: initializer {self.key} needs moments of inputs rounded by "
-                f"{self.activations}; these are by {moments.activations}"
-            )
-        lowest = float(second.diagonal().amin())
-        if lowest < 0 or not math.isfinite(lowest):
-            raise InputError(f"layer {given.name}: no second moment is negative; found {lowest:.4g}")
-        return moments

@@ -6,12 +6,11 @@ import dataclasses
 
 import torch
 
-from toolkit.errors import InputError
 from toolkit.interfaces import Given, Start
 from toolkit.weights.precision import full_float32
 from toolkit_plugins.initializers import low_rank
 from toolkit_plugins.initializers.fitting import (
-    OverBase,
+    Alternating,
     adapter_of,
     error_of,
     left_over,
@@ -22,7 +21,7 @@ from toolkit_plugins.initializers.fitting import (
 
 
 @dataclasses.dataclass(frozen=True)
-class LoftQ(OverBase):
+class LoftQ(Alternating):
     """Alternating quantization and low-rank fit, W ≈ Ŵ + s·BA, for any quantizer, rank and scaling.
 
     min over Ŵ, A, B of ‖W − Ŵ − s·BA‖_F; with B₀A₀ = 0 and t = 1 … T (Li et al., 2024, LoftQ, Algorithm 1, which has
@@ -40,27 +39,14 @@ class LoftQ(OverBase):
     `svd_exact`, how many were exact; `repeated`, the iteration whose base was the one before; of a layer that was
     calibrated, `output_error`, relative, and `base_…`, what the base's initializer says of the weight it was given.
 
-    Attributes:
-        iterations: T, at least 1 (LoftQ's experiments take 5).
-        base: key of the initializer that makes Ŵ_t: `zero` is Q itself; one that compensates errors is
-            given the changed weight in each iteration (our choice: it is still this norm that the fit and the choice
-            of the iterate go by). Iterate 0 is then that base with B = 0, whose residual is above Q(W)'s.
-        svd: `auto`, `exact` or `randomised`.
-
-    Raises:
-        InputError: no iteration; a base that fits an adapter itself.
+    A `base` that compensates errors is given the changed weight in each iteration (our choice: it is still this norm
+    that the fit and the choice of the iterate go by). Iterate 0 is then that base with B = 0, whose residual is above
+    Q(W)'s. Options, and what is refused, as at `fitting.Alternating`; LoftQ's experiments take T = 5.
     """
 
     name = "loftq"
 
     iterations: int = 5
-    base: str = "zero"
-    svd: low_rank.Method = "auto"
-
-    def __post_init__(self) -> None:
-        if self.iterations < 1:
-            raise InputError(f"option 'iterations' of initializer 'loftq' is {self.iterations}; at least 1 is needed")
-        super().__post_init__()
 
     @full_float32()
     def initialize(self, given: Given) -> Start:

@@ -7,13 +7,13 @@ import dataclasses
 import torch
 
 from toolkit.errors import InputError
-from toolkit.interfaces import Given, Initializer, Quantizer, Start
+from toolkit.interfaces import Given, Quantizer, Start
 from toolkit.weights.precision import full_float32
-from toolkit_plugins.initializers.fitting import Base, adapter_of, check_rank, error_of, left_over, norm
+from toolkit_plugins.initializers.fitting import Base, Iterated, adapter_of, check_rank, error_of, left_over, norm
 
 
 @dataclasses.dataclass(frozen=True)
-class LoftQPEFT(Initializer):
+class LoftQPEFT(Iterated):
     """LoftQ through `peft.utils.loftq_utils`, a peer for controls: it fits W ≈ Ŵ + BA, and the layer computes Ŵ + s·BA.
 
     On CUDA this is PEFT's `loftq_init`. That function sends every weight to CUDA; elsewhere the same steps are taken
@@ -21,24 +21,11 @@ class LoftQPEFT(Initializer):
     PEFT's `_low_rank_decomposition`, a full SVD in float32. The dense base that PEFT leaves holds values of NF4, which
     the plan's quantizer packs (their codes and maxima come out the same; with double quantization the maxima are
     rounded once more, as they are when bitsandbytes loads such a base). The last iterate is kept, as PEFT does; its
-    residual, after the zero start's, is that of the layer as it computes, s included.
-
-    Attributes:
-        iterations: PEFT's `loftq_iter`; its default is 1.
-
-    Raises:
-        InputError: no iteration.
+    residual, after the zero start's, is that of the layer as it computes, s included. `iterations` is PEFT's
+    `loftq_iter`.
     """
 
     name = "loftq-peft"
-
-    iterations: int = 1
-
-    def __post_init__(self) -> None:
-        if self.iterations < 1:
-            raise InputError(
-                f"option 'iterations' of initializer 'loftq-peft' is {self.iterations}; at least 1 is needed"
-            )
 
     def check(self, shape: tuple[int, int], quantizer: Quantizer, rank: int | None) -> None:
         """Refuses a rank outside 1 to min(shape), and any quantizer but NF4 in blocks of 64, the only one PEFT fits."""

@@ -6,12 +6,11 @@ import dataclasses
 
 import torch
 
-from toolkit.errors import InputError
 from toolkit.interfaces import Given, Start
 from toolkit.weights.precision import full_float32
 from toolkit_plugins.initializers import low_rank
 from toolkit_plugins.initializers.fitting import (
-    OverBase,
+    Alternating,
     adapter_of,
     error_of,
     left_over,
@@ -22,34 +21,18 @@ from toolkit_plugins.initializers.fitting import (
 
 
 @dataclasses.dataclass(frozen=True)
-class PiSSA(OverBase):
+class PiSSA(Alternating):
     """The principal part of the weight in the adapter, the rest quantized: QPiSSA.
 
     s·B₁A₁ = the best rank-r part of W, Ŵ_t = Q(W − s·B_tA_t), s·B_{t+1}A_{t+1} = the best rank-r part of W − Ŵ_t
     (Meng et al., 2024, PiSSA, §3 and §4, Algorithm of QPiSSA-T-iters; s = 1 there). The product s·BA is the same at
     every s; how s lies in A and B is said at `low_rank.Factors.split`. The iterate of least residual is kept (our
     choice) among those with t ≥ 1: it is the principal part that is asked for, even where the zero start, whose
-    residual comes first, is closer to W.
-
-    Attributes:
-        iterations: T, at least 1; PiSSA's own default is 1, its QPiSSA experiments take 5.
-        base: key of the initializer that makes Ŵ; `zero` is Q itself.
-        svd: `auto`, `exact` or `randomised`.
-
-    Raises:
-        InputError: no iteration; a base that fits an adapter itself.
+    residual comes first, is closer to W. Options, and what is refused, as at `fitting.Alternating`; PiSSA's own default
+    is T = 1, its QPiSSA experiments take 5.
     """
 
     name = "pissa"
-
-    iterations: int = 1
-    base: str = "zero"
-    svd: low_rank.Method = "auto"
-
-    def __post_init__(self) -> None:
-        if self.iterations < 1:
-            raise InputError(f"option 'iterations' of initializer 'pissa' is {self.iterations}; at least 1 is needed")
-        super().__post_init__()
 
     @full_float32()
     def initialize(self, given: Given) -> Start:

@@ -17,6 +17,7 @@ from toolkit_plugins.initializers.fitting import (
     adapter_of,
     error_of,
     left_over,
+    moments_of,
     norm,
     output_notes,
 )
@@ -35,8 +36,7 @@ class Qera(OverBase):
 
     Attributes:
         damping: δ, above 0.
-        base: key of the initializer that makes Ŵ; `zero` is Q itself.
-        svd: `auto`, `exact` or `randomised`.
+        base, svd: as at `fitting.OverBase`.
 
     Raises:
         InputError: a damping that is not above 0; a base that fits an adapter itself.
@@ -45,8 +45,6 @@ class Qera(OverBase):
     needs_calibration = True
 
     damping: float = 1e-6
-    base: str = "zero"
-    svd: low_rank.Method = "auto"
 
     def __post_init__(self) -> None:
         if not 0 < self.damping < float("inf"):
@@ -72,7 +70,7 @@ class Qera(OverBase):
                 scaling of 0, or a weight that the quantizer refuses.
         """
         rank, seeded = adapter_of(self, given)
-        second = self._second(given)
+        second = moments_of(self, given).second.to(given.weight.device)
         made = self._base.make(given, given.weight)
         whole = norm(given.weight.detach().float()) or 1.0
         error = error_of(given, made.base)
@@ -101,18 +99,3 @@ class Qera(OverBase):
             notes[FALLBACK] = "fitted without weights: no input was seen"
         residuals = (zero, left_over(error, a, b, given.scaling) / whole)
         return Start(made.base, a, b, given.scaling, residuals, 1, notes)
-
-    def _second(self, given: Given) -> torch.Tensor:
-        if given.moments is None:
-            raise InputError(f"layer {given.name}: initializer {self.key} needs the second moments of its inputs")
-        second, width = given.moments.second, given.weight.shape[1]
-        if tuple(second.shape) != (width, width):
-            raise InputError(
-                f"layer {given.name}: its inputs' second moments must be {width}×{width}; found {tuple(second.shape)}"
-            )
-        if not bool(second.isfinite().all()):
-            raise InputError(f"layer {given.name}: the second moments of its inputs hold NaN or infinity")
-        if bool((second.diagonal() < 0).any()):
-            least = float(second.diagonal().min())
-            raise InputError(f"layer {given.name}: a mean square of its inputs is {least:.4g}; it is never below 0")
-        return second.to(given.weight.device)

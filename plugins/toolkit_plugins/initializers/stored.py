@@ -10,6 +10,7 @@ from safetensors import SafetensorError, safe_open
 
 from toolkit.errors import InputError, closest
 from toolkit.interfaces import Given, Initializer, Layout, Packed, Quantizer, Start
+from toolkit_plugins.initializers.fitting import no_change, residual_of
 
 FORMS = ("compressed-tensors", "bnb")
 
@@ -52,14 +53,9 @@ class Stored(Initializer):
         shape = (given.weight.shape[0], given.weight.shape[1])
         self.check(shape, given.quantizer, given.rank)
         base = self._read(given, shape).to(given.weight.device)
-        exact = given.weight.detach().float()
-        size = exact.double().norm()
-        residuals = []
-        for packed in (given.quantizer.quantize(given.weight), base):
-            error = (exact - packed.dequantize(given.dtype).float()).double().norm()
-            residuals.append(float(error / size) if size else 0.0)
-        b = None if given.rank is None else torch.zeros(shape[0], given.rank, device=exact.device)
-        return Start(base, given.A, b, given.scaling, tuple(residuals), kept=1)
+        plain = given.quantizer.quantize(given.weight)
+        residuals = (residual_of(given, plain), residual_of(given, base))
+        return Start(base, given.A, no_change(given), given.scaling, residuals, kept=1)
 
     def _read(self, given: Given, shape: tuple[int, int]) -> Packed:
         held = self._tensors(given.name)

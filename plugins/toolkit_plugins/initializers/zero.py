@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from toolkit.interfaces import Given, Initializer, Start
+from toolkit_plugins.initializers.fitting import no_change, residual_of
 
 
 class Zero(Initializer):
@@ -16,12 +17,10 @@ class Zero(Initializer):
     needs_rank = False
 
     def initialize(self, given: Given) -> Start:
-        """The start; its one residual is the quantization error, ‖W − Q(W)‖_F/‖W‖_F."""
-        import torch
+        """The start; its one residual is the quantization error, ‖W − Q(W)‖_F/‖W‖_F.
 
+        Raises:
+            InputError: a weight that the quantizer refuses, or a base too large for the dtype that it is decoded to.
+        """
         base = given.quantizer.quantize(given.weight)
-        exact = given.weight.detach().float()
-        error = (exact - base.dequantize(given.dtype).float()).double().norm()
-        norm = exact.double().norm()
-        b = None if given.rank is None else torch.zeros(exact.shape[0], given.rank, device=exact.device)
-        return Start(base, given.A, b, given.scaling, (float(error / norm) if norm else 0.0,))
+        return Start(base, given.A, no_change(given), given.scaling, (residual_of(given, base),))

@@ -155,7 +155,7 @@ def test_moments_that_are_not_quite_positive_are_damped_more_and_it_is_noted():
     start = tk.initialize(weight, "qera-exact", "nf4", rank=4, moments=bent)
     assert start.notes["damping_raised"] == 3 and start.notes["damping"] == pytest.approx(1e-3)
     impossible = torch.eye(24) + 1e6 * (1 - torch.eye(24))
-    for wrong, message in ((impossible, "not positive definite"), (-second, "below 0")):
+    for wrong, message in ((impossible, "not positive definite"), (-second, "never negative")):
         with pytest.raises(tk.InputError, match=rf"layer a\.b: .*{message}"):
             tk.initialize(weight, "qera-exact", "nf4", rank=4, name="a.b", moments=tk.Moments(wrong, 100))
 
@@ -170,6 +170,8 @@ def test_what_is_refused(key):
         tk.initialize(weight, key, rank=4, moments=tk.Moments(torch.eye(16), 1))
     with pytest.raises(tk.InputError, match="with NaN or infinity"):
         tk.initialize(weight, key, rank=4, moments=tk.Moments(torch.full((24, 24), float("nan")), 1))
+    with pytest.raises(tk.InputError, match="layer weight: .* rounded by none; these are by nvfp4"):
+        tk.initialize(weight, key, rank=4, moments=tk.Moments(torch.eye(24), 1, "nvfp4"))
     with pytest.raises(tk.InputError, match="above 0"):
         tk.initializer(key, damping=0)
     with pytest.raises(tk.InputError, match="rank of 1 to 16"):

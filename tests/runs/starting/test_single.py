@@ -85,3 +85,8 @@ def test_weights_that_are_not_finite(weight, value, initializer):
     weight[3, 4] = value
     with pytest.raises(tk.InputError, match="NaN or infinity"):
         tk.initialize(weight, initializer, rank=4)
+
+
+def test_a_plain_base_that_its_dtype_cannot_hold_is_refused_by_name(weight):
+    with pytest.raises(tk.InputError, match=r"layer mlp\.up: its base is too large for torch\.float16"):
+        tk.initialize(weight * 1e6, "zero", rank=4, name="mlp.up", dtype=torch.float16)
