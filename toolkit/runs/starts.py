@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -75,6 +76,17 @@ def told(folder: str | os.PathLike[str], name: str, settings: str) -> LayerStart
         return LayerStart.model_validate_json(about["record"]) if about.get("settings") == settings else None
     except (OSError, SafetensorError, KeyError, ValueError):  # damaged: it is made anew
         return None
+
+
+def take(source: str | os.PathLike[str], folder: str | os.PathLike[str], name: str) -> None:
+    """Hold one layer's start of another folder in this one too: by a hard link, or a copy where there are none."""
+    file = Path(LAYERS) / f"{name}.safetensors"
+    with atomic(Path(folder) / file) as temporary:
+        temporary.unlink()
+        try:
+            os.link(Path(source) / file, temporary)
+        except OSError:
+            shutil.copyfile(Path(source) / file, temporary)
 
 
 def whole(folder: str | os.PathLike[str]) -> bool:

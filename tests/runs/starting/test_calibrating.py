@@ -59,9 +59,7 @@ def inputs_of(model: nn.Module, names: list[str], tokens: torch.Tensor, rounding
         def see(_, args):
             x = args[0]
             if name in rounding:
-                rows = [
-                    tk.quantizer(rounding[name]).quantize(row[None]).dequantize() for row in x.reshape(-1, x.shape[-1])
-                ]
+                rows = [tk.quantizer(rounding[name]).each_row(row[None]) for row in x.reshape(-1, x.shape[-1])]
                 x = torch.cat(rows).view(x.shape)
             if name in names:
                 found[name] = x.reshape(-1, x.shape[-1]).detach()

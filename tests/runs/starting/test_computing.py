@@ -206,3 +206,42 @@ def test_the_verbs_errors(arguments, message, tmp_path, capsys, monkeypatch):
     assert main(["calibrate", *arguments]) == 2
     error = capsys.readouterr().err
     assert message in error and "Traceback" not in error
+
+
+def test_layers_that_another_plan_starts_alike_are_taken_from_its_folder(tmp_path, monkeypatch):
+    """As draws of a random selection: the same bits as made anew, and only what the draw changes is computed."""
+    from toolkit.runs import started
+
+    def drawn(protected: str, rank: int = 3) -> Plan:
+        plan = Plan.protecting(None, "nf4", initializer="loftq(iterations=1)", **ADAPTER | {"rank": rank})
+        return plan.model_copy(update={"layers": {protected: LayerPlan(quantizer="none")}})
+
+    model, made, compute = make(), [], started.computed
+    monkeypatch.setattr(started, "computed", lambda name, *a, **k: made.append(name) or compute(name, *a, **k))
+    first, second = (f"model.layers.{at}.mlp.up_proj" for at in (0, 1))
+    together, about = tmp_path / "starts", {"dtype": "float32", "progress": False}
+    initialize(drawn(first), model, together / "a", beside=together, **about)
+    assert len(made) == 20
+    made.clear()
+    file = initialize(drawn(second), model, together / "b", beside=together, **about)
+    assert made == [first]
+    alone = initialize(drawn(second), model, tmp_path / "alone", **about)
+    assert file.base == alone.base and list(file.layers) == list(alone.layers) and file.plan == alone.plan
+    for name in file.layers:
+        one, other = (starts.read(where, name) for where in (together / "b", tmp_path / "alone"))
+        assert torch.equal(one.A, other.A) and torch.equal(one.B, other.B) and one.residuals == other.residuals
+        assert starts.digest_of(one.base) == starts.digest_of(other.base)
+    for change in (about | {"dtype": "bfloat16"}, about | {"seed": 1}):
+        made.clear()
+        initialize(drawn(second), model, together / str(len(list(together.iterdir()))), beside=together, **change)
+        assert len(made) == 20
+    made.clear()
+    initialize(drawn(second, rank=2), model, together / "rank", beside=together, **about)
+    assert len(made) == 20
+    (together / "c").mkdir()
+    damaged = next((together / "a" / starts.LAYERS).glob("*q_proj*"))
+    damaged.unlink()
+    damaged.write_bytes(b"torn")
+    made.clear()
+    initialize(drawn("model.layers.2.mlp.up_proj"), model, tmp_path / "c", beside=together, **about)
+    assert made == []  # what one folder lost, another holds

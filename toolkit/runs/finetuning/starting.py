@@ -61,6 +61,8 @@ def start_for(
     """The folder of a plan's starts, made where it is not there whole; None where every layer starts plainly.
 
     What a killed process left of it is gone on with, and tensors that were kept apart from their report are made again.
+    Without calibration, layers that another plan of the study starts alike, as another draw of a random selection does,
+    are taken from its folder; a calibrated layer's start depends on all layers before it.
 
     Args:
         folder: of all starts of the study.
@@ -103,7 +105,7 @@ def start_for(
     else:
         from toolkit.runs.starting.computing import initialize
 
-        initialize(plan, model, where, seed=SEED, device=device, dtype=dtype, progress=shown)
+        initialize(plan, model, where, seed=SEED, device=device, dtype=dtype, beside=folder, progress=shown)
     _free(device)
     return where
 

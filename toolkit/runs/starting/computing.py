@@ -27,6 +27,7 @@ def initialize(
     seed: int = 0,
     dtype: str | torch.dtype | None = None,
     device: str | None = None,
+    beside: Path | None = None,
     progress: Progress | bool | None = None,
 ) -> StartFile:
     """Compute and write the start of every layer whose initializer is not plain; `build(..., start=out)` reads them.
@@ -42,6 +43,8 @@ def initialize(
         seed: of the adapters.
         dtype: the compute dtype, which bases are decoded to; by default as `build` has it.
         device: to compute on; by default CUDA where there is one; a model object stays where it is.
+        beside: a folder of folders of starts: layers that one of them holds, of the same decision and settings, are
+            taken over from there.
         progress: a function, or whether to draw a bar with the time left; by default a bar on a terminal.
 
     Raises:
@@ -52,7 +55,8 @@ def initialize(
     from toolkit.runs.provenance import Recorder, peak_memory, reset_memory
 
     source = source_of(plan, model, device=device, dtype=dtype, calibrated=False)
-    folder = Folder(out, settings_of(source.asked, source.plan.fingerprint, seed, source.dtype, source.device))
+    settings = settings_of(source.asked, source.plan.fingerprint, seed, source.dtype, source.device)
+    folder = Folder(out, settings, source.begun, beside)
     if folder.finished:
         return folder.report()
     folder.open(source.plan)

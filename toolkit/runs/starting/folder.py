@@ -10,7 +10,7 @@ from typing import Any
 from toolkit.errors import InputError, RunError
 from toolkit.interfaces import FALLBACK, Start
 from toolkit.records.io import digest, read_json, write_json
-from toolkit.records.plan import Plan
+from toolkit.records.plan import LayerPlan, Plan
 from toolkit.records.start import LayerStart, StartFile
 from toolkit.runs import starts
 
@@ -21,14 +21,25 @@ class Folder:
     Args:
         path: an empty folder, one that does not exist, or one of the same settings.
         settings: what the starts depend on, plain data.
+        layers: name → decision, where each layer's start depends on the settings and its own decision alone, and not on
+            the rest of the plan.
+        beside: a folder of folders of starts; what they hold of such a layer, made under the same settings and the same
+            decision, is taken over, linked where the disk can: plans of random draws share most of their layers.
 
     Raises:
         InputError: the folder holds starts of other settings (what differs is named), or other things.
     """
 
-    def __init__(self, path: str | os.PathLike[str], settings: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        settings: Mapping[str, Any],
+        layers: Mapping[str, LayerPlan] | None = None,
+        beside: Path | None = None,
+    ) -> None:
         self.path, self.settings = Path(path), dict(settings)
-        self._digest = digest(self.settings)
+        self._layers = layers
+        self._others = [] if beside is None else sorted(p for p in beside.glob("*") if p != self.path)
         self.records: dict[str, LayerStart] = {}
         if self.path.exists() and not self.path.is_dir():
             raise InputError(f"{self.path} is a file; starts are written to a folder")
@@ -59,14 +70,28 @@ class Folder:
 
     def holds(self, name: str) -> bool:
         """Whether the layer's start lies here, made under these settings; its record is then in `records`."""
-        if name not in self.records and (record := starts.told(self.path, name, self._digest)) is not None:
-            self.records[name] = record
-        return name in self.records
+        if name in self.records:
+            return True
+        made_under = self._of(name)
+        for folder in (self.path, *self._others):
+            if (record := starts.told(folder, name, made_under)) is not None:
+                if folder != self.path:
+                    starts.take(folder, self.path, name)
+                self.records[name] = record
+                return True
+        return False
 
     def put(self, name: str, start: Start, record: LayerStart) -> None:
         """Write one layer's start."""
-        starts.write(self.path, name, start, record, self._digest)
+        starts.write(self.path, name, start, record, self._of(name))
         self.records[name] = record
+
+    def _of(self, name: str) -> str:
+        """Digest of what one layer's start depends on."""
+        if self._layers is None:
+            return digest(self.settings)
+        own = {key: value for key, value in self.settings.items() if key != "plan"}
+        return digest(own | {"layer": self._layers[name].model_dump(mode="json")})
 
     def report(self) -> StartFile:
         """What closed the folder."""
