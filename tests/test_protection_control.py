@@ -84,6 +84,7 @@ def test_the_readmes_table_holds_the_reports_means():
     for task in TASKS.values():
         means = [shown(statistics.mean(RAN.arms[task, arm, "loss"]), 4) for arm in ARMS]
         assert rows[f"{task}, loss"] == [f"{RAN.untrained[task]['loss']:.3f}", *means]
+        assert {len(RAN.arms[task, arm, "loss"]) for arm in ARMS} == {8} and "mean over eight seeds" in RAN.prose
         assert rows[f"{task}, accuracy"] == [RAN.percent(task, arm) for arm in ("untrained", *ARMS)]
 
 
@@ -125,7 +126,8 @@ def test_the_ranking_against_chance():
         assert one["difference"] == pytest.approx(gaps[task], abs=1e-12)
         assert one["verdict"] == "equivalent" and one["equivalence"]["margin"] == 0.02
     sst2, arc, rte = (signed(gaps[task], 4) for task in TASKS.values())
-    assert f"is {sst2} (SST-2), {arc} (ARC-E) and {rte} nats (RTE): within the declared margin of .02" in RAN.prose
+    told = f"is {sst2} (SST-2), {arc} (ARC-E) and {rte} nats (RTE): within the declared margin of .02 on all three"
+    assert f"{told}, so *equivalent*," in RAN.prose
     score = RAN.contrast(RAN.all_tasks, words, "score")
     below = [-RAN.gap(task, words, "score") for task in TASKS.values()]
     assert score["difference"] == pytest.approx(-statistics.mean(below), abs=1e-12)
@@ -168,6 +170,8 @@ def test_the_shorter_backward():
     verdicts = [RAN.contrast(task, "aqlora-s − qlora")["verdict"] for task in TASKS.values()]
     assert verdicts == ["not separated", "equivalent", "equivalent"]
     assert "equivalent to `qlora` on ARC-E and RTE, not separated on SST-2" in RAN.prose
+    adapted = {len(r["adapt"]["layers"]) / 210 for r in RAN.reports if r["arm"] == "aqlora-s"}
+    assert "with adapters on 85% of the layers" in RAN.prose and [round(share, 2) for share in adapted] == [0.85]
     less = [100 * (1 - RAN.peaks[task, "aqlora-s"] / RAN.peaks[task, "qlora"]) for task in TASKS.values()]
     low, high = map(int, re.search(r"at (\d+) to (\d+)% less peak memory", RAN.prose).groups())
     assert (low, high) == (round(min(less)), round(max(less)))
