@@ -55,3 +55,18 @@ def test_what_was_done_before_counts_but_not_for_the_time_left(clock, capsys):
         bar.step("loss 1.0", 10)
     # 10 steps in 40 s: 40 more take 160 s; all 60 in 40 s would promise 27 s
     assert capsys.readouterr().err == "loss 1.0: 60 of 100, 3 min left\n"
+
+
+def test_a_pass_over_layers_is_told_where_nobody_asked_for_a_function(clock, capsys):
+    with progress.reporting(None, 3, "starts of demo") as report:
+        clock.now += progress.EVERY
+        report(2, 3, "mlp.up")
+        assert capsys.readouterr().err == "starts of demo: mlp.up: 2 of 3, 15 s left\n"
+        report(3, 3, "mlp.down")
+    assert capsys.readouterr().err == "starts of demo: mlp.down: 3 of 3, in 30 s\n"
+    with progress.reporting(False, 1, "starts of demo") as report:
+        report(1, 1, "mlp.up")
+    heard = []
+    with progress.reporting(lambda *told: heard.append(told), 1, "starts of demo") as report:
+        report(1, 1, "mlp.up")
+    assert capsys.readouterr().err == "" and heard == [(1, 1, "mlp.up")]

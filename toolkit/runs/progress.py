@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
+from collections.abc import Iterator
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
+
+if TYPE_CHECKING:
+    from toolkit.weights.reporting import Progress as Report
 
 EVERY = 30.0
 """Seconds between lines where stderr is no terminal."""
@@ -56,6 +61,17 @@ class Progress:
             when = f", {spell(seconds / now_done * left)} left" if left and now_done else ""
             say(f"{description}: {self.done} of {self.total}{when if left else f', in {spell(seconds)}'}")
             self._spoken = now
+
+
+@contextlib.contextmanager
+def reporting(progress: Report | bool | None, total: int, title: str) -> Iterator[Report]:
+    """The function to call after each step: the caller's own, or one that counts on a `Progress`; False: silent."""
+    if callable(progress):
+        yield progress
+        return
+    with Progress(total, shown=progress is not False) as bar:
+        bar.step(title, 0)
+        yield lambda done, total, name: bar.step(f"{title}: {name}", done - bar.done)
 
 
 def spell(seconds: float) -> str:

@@ -350,8 +350,10 @@ def test_inputs_that_are_not_finite_name_layer_and_window(watcher, letters, tmp_
     [
         ({"window": 128, "windows": 1, "text": "short"}, "less than one window of 128"),
         ({"text": "nowhere.txt"}, "no file nowhere.txt"),
-        ({"windows": 0}, "at least one window"),
-        ({"batch": 0}, "one a batch"),
+        ({"windows": 0}, "windows is 0; at least 1"),
+        ({"window": 0}, "window is 0; at least 2"),
+        ({"window": -5}, "window is -5; at least 2"),
+        ({"batch": 0}, "batch is 0; at least 1"),
         ({"fallbacks": 1.5}, "a share from 0 to 1"),
         ({"tokenizer": None}, "without its tokenizer"),
         ({"model": None}, "names no model"),

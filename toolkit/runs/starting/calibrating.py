@@ -16,11 +16,11 @@ from toolkit.records.plan import LayerPlan, Plan
 from toolkit.records.start import CalibrationText, StartFile
 from toolkit.registry import registry
 from toolkit.runs import started, starts
+from toolkit.runs.progress import reporting
 from toolkit.runs.starting.computing import above, settings_of
 from toolkit.runs.starting.folder import Folder
 from toolkit.runs.starting.sources import Source, source_of
 from toolkit.runs.texts.documents import Windows, cut, read_text
-from toolkit.weights.reporting import Progress, reporting
 
 if TYPE_CHECKING:
     import torch
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from toolkit.runs.starting.blocks import Block, Group
     from toolkit.runs.starting.shell import Call
     from toolkit.weights.layers import Layer
+    from toolkit.weights.reporting import Progress
 
 WINDOWS, WINDOW, BATCH = 128, 512, 8
 """Windows, tokens a window, and windows a forward pass, unless told otherwise (our choice)."""
@@ -87,7 +88,8 @@ def calibrate(
         sequential: whether later layers of a block see what the earlier ones start with; else all layers of a block are
             calibrated on one pass through the dense block.
         fallbacks: the largest share of the calibrated layers that may be started otherwise.
-        progress: a function, or whether to draw a bar with the time left; by default a bar on a terminal.
+        progress: a function, called with (layers done, layers in all, the last one's name); or False: silent. By
+            default a bar with the time left on a terminal, and a line every half minute elsewhere.
 
     Raises:
         InputError: the plan does not fit the model, asks for no calibration or for two kinds of activations; a
@@ -100,7 +102,7 @@ def calibrate(
     from toolkit.runs.models import check_vocabulary, load_model, load_tokenizer
     from toolkit.runs.provenance import Recorder, peak_memory, reset_memory
 
-    _check(windows=windows, batch=batch, fallbacks=fallbacks)
+    _check(windows=windows, window=window, batch=batch, fallbacks=fallbacks)
     document = read_text(text)
     given = isinstance(model, nn.Module)
     if given and tokenizer is None:
@@ -354,9 +356,10 @@ def _windows(x: torch.Tensor, at: int, count: int) -> str:
     return f"windows {at + 1} to {at + count}"
 
 
-def _check(windows: int, batch: int, fallbacks: float) -> None:
-    if windows < 1 or batch < 1:
-        raise InputError(f"windows is {windows} and batch {batch}; at least one window is needed, and one a batch")
+def _check(windows: int, window: int, batch: int, fallbacks: float) -> None:
+    for what, found, least in (("windows", windows, 1), ("window", window, 2), ("batch", batch, 1)):
+        if found < least:
+            raise InputError(f"{what} is {found}; at least {least} is needed")
     if not 0 <= fallbacks <= 1:
         raise InputError(f"fallbacks is {fallbacks}; a share from 0 to 1 is asked for")
 

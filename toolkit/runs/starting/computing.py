@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING
 from toolkit.records.plan import Plan
 from toolkit.records.start import StartFile
 from toolkit.runs import started
+from toolkit.runs.progress import reporting
 from toolkit.runs.starting.folder import Folder
 from toolkit.runs.starting.sources import source_of
-from toolkit.weights.reporting import Progress, reporting
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
+
+    from toolkit.weights.reporting import Progress
 
 
 def initialize(
@@ -45,7 +47,8 @@ def initialize(
         device: to compute on; by default CUDA where there is one; a model object stays where it is.
         beside: a folder of folders of starts: layers that one of them holds, of the same decision and settings, are
             taken over from there.
-        progress: a function, or whether to draw a bar with the time left; by default a bar on a terminal.
+        progress: a function, called with (layers done, layers in all, the last one's name); or False: silent. By
+            default a bar with the time left on a terminal, and a line every half minute elsewhere.
 
     Raises:
         InputError: the plan does not fit the model, starts every layer plainly, or asks for calibration; an initializer
