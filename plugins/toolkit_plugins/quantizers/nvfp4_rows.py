@@ -41,7 +41,10 @@ class Rows:
         return torch.where(pairs >= 8, -values, values)[:, : self.width]
 
     def values(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        """x̂ (M, K). g is a power of two, so that float32 and bfloat16 hold it exactly above their smallest normals."""
+        """x̂ (M, K). g is a power of two, so that float32 and bfloat16 hold it exactly above their smallest normals.
+
+        Of |x| above 3.2·10³⁸ x̂ may be infinity, as any rounding up there may.
+        """
         return (self.unscaled() * self.g[:, None]).to(dtype)
 
 
@@ -56,8 +59,10 @@ def quantize_rows(x: torch.Tensor, noise: torch.Tensor | None = None) -> Rows:
     are those of `NVFP4`. A value that is not finite makes its whole row NaN, so that it is seen downstream.
 
     Args:
-        noise: uniform in [0, 1), (M, K): rounds up where it lies below the distance from the lower level, in units of
-            the gap between the levels, so that E[x̂] = x (stochastic rounding); None: to nearest, ties to even.
+        noise: uniform in [0, 1), (M, K): rounds away from zero where it lies below the distance from the lower level,
+            in units of the gap between the levels (stochastic rounding); None: to nearest, ties to even. With noise, s
+            is rounded up to the next E4M3 number with 6·s·g ≥ amax₁₆: under the nearest one the largest value of half
+            of the blocks would saturate, and E[x̂] = x would not hold. The paper is silent: our choice.
     """
     count, width = x.shape
     values = torch.nn.functional.pad(x.detach().float(), (0, -width % BLOCK))
@@ -65,6 +70,8 @@ def quantize_rows(x: torch.Tensor, noise: torch.Tensor | None = None) -> Rows:
     absmax = blocks.abs().amax(-1)
     g = _power(divide(absmax.amax(-1), LARGEST * E4M3_LARGEST).clamp(min=GLOBAL_FLOOR))
     scales = block_scale(absmax, g[:, None])
+    if noise is not None:
+        scales = _covering(scales, absmax / g[:, None])
     ratio = (blocks / (scales.float() * g[:, None])[..., None]).view(count, -1)
     if noise is None:
         codes = NVFP4().choose(ratio)
@@ -77,6 +84,12 @@ def _power(g: torch.Tensor) -> torch.Tensor:
     """The least power of two not below g."""
     mantissa, exponent = torch.frexp(g)
     return torch.ldexp(torch.ones_like(g), exponent - (mantissa == 0.5).int()).where(g.isfinite(), torch.nan)
+
+
+def _covering(scales: torch.Tensor, absmax: torch.Tensor) -> torch.Tensor:
+    """The next E4M3 number, up to 448, where 6·s lies below what the block must hold."""
+    short = (LARGEST * scales.float() < absmax) & (scales.float() < E4M3_LARGEST)
+    return (scales.view(torch.uint8) + short).view(torch.float8_e4m3fn)
 
 
 def _stochastic(ratio: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:

@@ -39,8 +39,6 @@ class _Multiply(torch.autograd.Function):
         run, dtype = layer.execution, layer.compute_dtype
         flat = x.reshape(-1, layer.in_features)
         rows = run.quantize(flat) if known is None else known.rows
-        if not layer.settings.reuse:
-            rows = Rows(rows.codes.clone(), rows.scales.clone(), rows.g.clone(), rows.width)
         y = run.product(rows, layer, dtype, flat if known is not None and known.exact else None)
         ctx.layer, ctx.scaling, ctx.dtype, ctx.width = layer, scaling, x.dtype, rows.width
         ctx.dense = known is not None and not known.exact
@@ -50,7 +48,9 @@ class _Multiply(torch.autograd.Function):
             flat = flat.to(dtype)
             low = flat @ a.to(dtype).mT
             y = torch.addmm(y, low, b.to(dtype).mT, alpha=scaling)
-            kept = (flat, None, None) if ctx.dense else (rows.codes, rows.scales, rows.g)
+            kept = (flat,) if ctx.dense else (rows.codes, rows.scales, rows.g)
+            if not layer.settings.reuse:
+                kept = tuple(each.clone() for each in kept)
             ctx.save_for_backward(a, b, low, *kept)
         return y.view(*x.shape[:-1], layer.out_features).to(x.dtype)
 
