@@ -457,6 +457,10 @@ def test_starts_of_another_model_or_plan_are_refused(tmp_path):
     starts.write(folder, name, dataclasses.replace(kept, base=spoiled))
     with pytest.raises(InputError, match="is not the one that"):
         build(make(), plan, start=folder)
+    file = folder / starts.LAYERS / f"{name}.safetensors"
+    file.write_bytes(file.read_bytes().replace(b'"quantizer":"nf4"', b'"quantizer":"nf5"'))
+    with pytest.raises(InputError, match=rf"cannot read .*{name}\.safetensors.*'nf5'; did you mean 'nf4'"):
+        starts.read(folder, name)
     (folder / starts.LAYERS / f"{name}.safetensors").unlink()
     with pytest.raises(InputError, match="holds no start of layer"):
         build(make(), plan, start=folder)

@@ -67,9 +67,22 @@ class Layout(ABC):
         return None
 
     def covering(self, weights: Sequence[torch.Tensor]) -> Quantizer | None:
-        """The quantizer with one scale for all of these weights, whatever it is given; None: nothing need be shared."""
+        """The quantizer with one scale for all of these weights, whatever it is given; None: nothing need be shared.
+
+        Args:
+            weights: each (out, in), dense.
+        """
         return None
 
     def at_scale(self, weight: torch.Tensor, scale: float) -> Packed:
-        """The weight quantized under a tensor's scale that is given, no smaller than its own."""
+        """The weight quantized under a tensor's scale that is given, no smaller than its own.
+
+        Args:
+            weight: (out, in).
+            scale: as `scale` answers.
+
+        Raises:
+            InputError: the weight cannot be quantized.
+            NotImplementedError: the format has no scale of a tensor (`scale` answers None).
+        """
         raise NotImplementedError(f"{self.name} has no scale of a tensor")

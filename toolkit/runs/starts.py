@@ -105,7 +105,7 @@ def read(folder: str | os.PathLike[str], name: str, device: str | torch.device =
     """One layer's start.
 
     Raises:
-        InputError: there is no such file (the closest layer is named), or it is damaged.
+        InputError: there is no such file (the closest layer is named), it is damaged, or no quantizer has its key.
     """
     import torch
     from safetensors import SafetensorError, safe_open
@@ -136,6 +136,8 @@ def read(folder: str | os.PathLike[str], name: str, device: str | torch.device =
             int(about["kept"]),
             json.loads(about["notes"]),
         )
+    except InputError as error:
+        raise InputError(f"cannot read {path} as a layer's start: {error}") from None
     except (OSError, SafetensorError, KeyError, ValueError, AttributeError) as error:
         raise InputError(f"cannot read {path} as a layer's start: {type(error).__name__}: {error}") from None
 

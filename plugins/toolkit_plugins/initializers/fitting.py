@@ -84,16 +84,17 @@ def moments_of(initializer: Initializer, given: Given) -> Moments:
 
 @dataclasses.dataclass(frozen=True)
 class Base:
-    """How a base is made from a weight that a fit has changed: by the quantizer alone, or by another initializer.
-
-    Raises:
-        InputError: the key is of an initializer that itself fits an adapter, or of none.
-    """
+    """How a base is made from a weight that a fit has changed: by the quantizer alone, or by another initializer."""
 
     inner: Initializer
 
     @classmethod
     def of(cls, key: str) -> Base:
+        """The base that the initializer of a key makes.
+
+        Raises:
+            InputError: there is none of that key, or it fits an adapter itself.
+        """
         inner = registry.make("initializer", key)
         if inner.needs_rank:
             raise InputError(f"initializer {inner.key} fits an adapter itself; a base is made by one that does not")

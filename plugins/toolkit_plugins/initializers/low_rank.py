@@ -113,6 +113,9 @@ def best(
         seed: of the random columns; no global random state is used.
         tolerance: of the stated error, `Factors.error`.
         guess: (in, k), directions to start from besides, such as those of a similar matrix.
+
+    Raises:
+        ValueError: a rank outside 1 to min(shape).
     """
     small = min(matrix.shape)
     if not 1 <= rank <= small:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from fractions import Fraction
 
 import numpy as np
@@ -381,6 +382,25 @@ def test_a_damaged_adapter_is_refused(tmp_path, source, adapted, edit, message):
     spoil(adapter, edit)
     with pytest.raises(InputError, match=message):
         tk.export(adapter, "merged", tmp_path / "m", model=source("llama"))
+
+
+@pytest.mark.parametrize(
+    ("form", "options", "grow"),
+    [
+        ("merged", {"dtype": "float16"}, 1e7),
+        ("bnb", {"merge": True}, 1e30),
+        ("bnb", {"merge": True, "dtype": "float16"}, 1e7),
+    ],
+    ids=["merged", "quantized", "kept dense"],
+)
+def test_a_sum_that_its_dtype_cannot_hold_is_refused_by_the_layers_name(tmp_path, source, adapted, form, options, grow):
+    """Not written as infinity: in 16 bit, in a base that is quantized again, and in a dense layer beside it."""
+    name = "model.layers.1.mlp.up_proj"
+    adapter, _ = adapted("llama", "nf4", (name,) if grow == 1e7 and form == "bnb" else ())
+    spoil(adapter, lambda h: h.update({k: v * grow for k, v in h.items() if name in k}))
+    with pytest.raises(InputError, match=rf"layer {re.escape(name)}\W.*infinity"):
+        tk.export(adapter, form, tmp_path / "m", model=source("llama"), **options)
+    assert not (tmp_path / "m").exists()
 
 
 def test_a_scaling_that_stock_peft_reads_otherwise_is_refused(tmp_path, source, adapted):

@@ -12,7 +12,7 @@ from toolkit.interfaces import Layout, Packed
 from toolkit.records.exported import ExportedLayer, Survival
 from toolkit.records.io import digest
 from toolkit.runs.exporting.changes import Change, Kept
-from toolkit.runs.exporting.weights import Onto, Opened, add_bias, is_dense, put, quantizer_of, refuse_shared
+from toolkit.runs.exporting.weights import Onto, Opened, add_bias, finite, is_dense, put, quantizer_of, refuse_shared
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,6 +125,9 @@ def pack(
 
     Returns:
         Quantized layers; and of each layer that stays dense and was merged, how much arrived.
+
+    Raises:
+        InputError: a layer that cannot be quantized, started or merged; it is named.
     """
     packed: dict[str, Held] = {}
     kept: dict[str, Kept] = {}
@@ -136,7 +139,7 @@ def pack(
             if change is not None:
                 kept[name] = put(layer, start, change, opened.dtype)
             elif base is not None:
-                weight.copy_(start)
+                weight.copy_(finite(name, start))
             continue
         assert base is not None
         key = opened.plans[name].quantizer
@@ -145,7 +148,10 @@ def pack(
             packed[name] = Held(base, held[name], about, None if changed else weight)
             continue
         merge = Merge(change, base, None if onto == "base" else weight)
-        merged = quantizer_of(opened.plans[name]).quantize(merge.meant().float())
+        try:
+            merged = quantizer_of(opened.plans[name]).quantize(merge.meant().float())
+        except InputError as error:
+            raise InputError(f"layer {name}, with its adapter merged in: {error}") from None
         add_bias(layer, change, opened.dtype)
         packed[name] = Held(merged, held[name], ExportedLayer(quantizer=key, base="merged"), merge=merge)
     return packed, kept

@@ -170,14 +170,33 @@ def merge_dense(opened: Opened, changes: Mapping[str, Change], *, onto: Onto) ->
         if name in changes:
             kept[name] = put(layer, start, changes[name], opened.dtype)
         elif packed is not None:
-            weight.copy_(start)
+            weight.copy_(finite(name, start))
     return kept
 
 
+def finite(name: str, weight: torch.Tensor) -> torch.Tensor:
+    """A weight as it is.
+
+    Raises:
+        InputError: it holds NaN or infinity, as where its dtype is too narrow; the layer is named.
+    """
+    lowest, highest = weight.aminmax()
+    if not bool(lowest.isfinite() & highest.isfinite()):
+        dtype = str(weight.dtype).removeprefix("torch.")
+        raise InputError(
+            f"layer {name} would hold NaN or infinity, as what is too large for {dtype}: choose a wider dtype (--dtype)"
+        )
+    return weight
+
+
 def put(layer: Layer, start: torch.Tensor, change: Change, dtype: torch.dtype) -> Kept:
-    """Write round(W₀ + ΔW) into a dense layer; how much of ΔW arrived."""
+    """Write round(W₀ + ΔW) into a dense layer; how much of ΔW arrived.
+
+    Raises:
+        InputError: the sum is too large for the dtype, or the adapter has a bias and the layer none. It is named.
+    """
     meant = change.onto(start)
-    rounded = once(meant, dtype)
+    rounded = finite(layer.name, once(meant, dtype))
     kept = Kept.of(start, rounded, meant)
     layer.weight().copy_(rounded)
     add_bias(layer, change, dtype)

@@ -72,7 +72,11 @@ def alpha_of(study: Initialization, scaling: float) -> float:
 
 
 def expand(study: Initialization, profile: Profile) -> list[Run]:
-    """Every run, the 16-bit model first; an arm whose start adds nothing, s·BA = 0, is one run for all scalings."""
+    """Every run, the 16-bit model first; an arm that starts plainly, Q(W) and B = 0, is one run for all scalings.
+
+    Raises:
+        InputError: two runs of one name; or a selector or budget that the profile does not fit.
+    """
     runs = [Run(SIXTEEN_BIT)]
     for arm in study.arms:
         plain = registry.make("initializer", arm.initializer).plain
@@ -119,7 +123,11 @@ def expect(run: Run, profile: Profile) -> None:
 
 
 def enough_windows(study: Initialization, windows: dict[str, int]) -> None:
-    """Refuse texts whose windows are fewer than a block of the bootstrap."""
+    """Refuse texts whose windows are fewer than a block of the bootstrap.
+
+    Raises:
+        InputError: names the text.
+    """
     for name, count in windows.items():
         if count < study.analysis.block:
             raise InputError(

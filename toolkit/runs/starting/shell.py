@@ -127,7 +127,12 @@ class Shell:
         return self._first, [Call(self._shared(call.rest), self._shared(call.named), call.key) for call in found]
 
     def visit(self, index: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What a stub answers: the hidden states, in the form in which the blocks give them."""
+        """What a stub answers: the hidden states, in the form in which the blocks give them.
+
+        Raises:
+            InputError: the block is not called on what the one before it made.
+            Enough: nothing more need be computed.
+        """
         key = None if args else next((k for k in kwargs if k == "hidden_states"), next(iter(kwargs), None))
         hidden = args[0] if args else kwargs.get(key or "")
         if not isinstance(hidden, torch.Tensor) or index != len(self._calls) or (index and hidden is not self._last):

@@ -66,6 +66,9 @@ class Evaluation:
         reference_memory: bytes that the reference logits may take, kept in the model's dtype; None takes a
             quarter of what is free. Batches beyond it are recomputed for every measurement.
         scored: called after every batch, for progress.
+
+    Raises:
+        InputError: windows that are longer than the model reads.
     """
 
     def __init__(
@@ -126,6 +129,9 @@ class Evaluation:
         Args:
             as_reference: a context in which the model is in its 16-bit state; needed where the reference
                 logits did not all fit into memory.
+
+        Raises:
+            RunError: no reference was kept; or it did not fit, and there is no `as_reference`.
         """
         if not self._reference:
             raise RunError("the reference is measured first (keep_reference), then the arms")
