@@ -35,7 +35,7 @@ class Rows:
 
     def unscaled(self) -> torch.Tensor:
         """s·e2m1(code), float32 (M, K): at most six significant bits, so that bfloat16 holds it exactly."""
-        pairs = torch.stack([self.codes & 15, self.codes >> 4], dim=-1).view(len(self.codes), -1)
+        pairs = torch.stack([self.codes & 15, self.codes >> 4], dim=-1).flatten(1)
         magnitudes = torch.tensor(MAGNITUDES, device=pairs.device)
         values = magnitudes[(pairs & 7).int()] * self.scales.float().repeat_interleave(BLOCK, dim=1)
         return torch.where(pairs >= 8, -values, values)[:, : self.width]
@@ -66,13 +66,13 @@ def quantize_rows(x: torch.Tensor, noise: torch.Tensor | None = None) -> Rows:
     """
     count, width = x.shape
     values = torch.nn.functional.pad(x.detach().float(), (0, -width % BLOCK))
-    blocks = values.view(count, -1, BLOCK)
+    blocks = values.view(count, values.shape[1] // BLOCK, BLOCK)
     absmax = blocks.abs().amax(-1)
     g = _power(divide(absmax.amax(-1), LARGEST * E4M3_LARGEST).clamp(min=GLOBAL_FLOOR))
     scales = block_scale(absmax, g[:, None])
     if noise is not None:
         scales = _covering(scales, absmax / g[:, None])
-    ratio = (blocks / (scales.float() * g[:, None])[..., None]).view(count, -1)
+    ratio = (blocks / (scales.float() * g[:, None])[..., None]).flatten(1)
     if noise is None:
         codes = NVFP4().choose(ratio)
     else:
