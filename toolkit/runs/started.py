@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from toolkit.errors import InputError, closest
 from toolkit.interfaces import Given, Initializer, Moments, Start
-from toolkit.records.plan import LayerPlan
+from toolkit.records.plan import LayerPlan, Plan
 from toolkit.records.start import LayerStart, StartFile
 from toolkit.registry import registry
 from toolkit.runs import starts
@@ -25,6 +25,16 @@ if TYPE_CHECKING:
 
 CALIBRATE = "toolkit calibrate PLAN --text FILE -o DIR"
 """The command that makes what an initializer that needs calibration cannot do without."""
+
+
+def initializers(plan: Plan) -> list[Initializer]:
+    """Those of a plan that are not plain, each once.
+
+    Raises:
+        InputError: there is none of a key.
+    """
+    keys = dict.fromkeys(layer.initializer for layer in [plan.default, *plan.layers.values()])
+    return [made for key in keys if not (made := registry.make("initializer", key)).plain]
 
 
 def check(

@@ -24,6 +24,8 @@ from toolkit.records.start import LayerStart, StartFile
 if TYPE_CHECKING:
     import torch
 
+STARTS = "starts"
+"""The folder of folders of starts, one a plan, in the results of a fine-tuning study."""
 LAYERS = "layers"
 REPORT = "start.json"
 PLAN = "plan.json"

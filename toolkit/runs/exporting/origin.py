@@ -15,8 +15,6 @@ from toolkit.records.trained import Trained
 from toolkit.registry import registry
 from toolkit.runs import adapters, starts
 
-STARTS = "starts"
-"""Folder of the folders of starts, in the results that a run belongs to."""
 STEPS = 5
 """How many folders are looked into, from the run's own upwards."""
 
@@ -125,12 +123,12 @@ def _of_run(path: Path, report: Trained, start: Path | None) -> tuple[Plan, Path
     """Plan, adapter and starts of a run; its starts lie in `starts` beside it or above."""
     if start is None and report.start is not None:
         above = [path.absolute(), *path.absolute().parents][:STEPS]
-        found = [f for p in above if ((f := p / STARTS / report.start.folder) / starts.REPORT).is_file()]
+        found = [f for p in above if ((f := p / starts.STARTS / report.start.folder) / starts.REPORT).is_file()]
         start = found[0] if found else None
         if start is None and report.start.calibration is not None:
             raise InputError(
-                f"run {report.run} began with the starts {report.start.folder}, which are not in a folder {STARTS} "
-                f"beside {path} or above: name their folder (--start)"
+                f"run {report.run} began with the starts {report.start.folder}, which are not in a folder "
+                f"{starts.STARTS} beside {path} or above: name their folder (--start)"
             )
     if report.adapter is None:
         return report.plan, None, start

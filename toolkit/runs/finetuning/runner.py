@@ -28,7 +28,7 @@ from toolkit.records.plan import Plan
 from toolkit.records.profile import Profile
 from toolkit.records.trained import RUNS, Trained
 from toolkit.registry import registry
-from toolkit.runs import locking, results
+from toolkit.runs import locking, results, starts
 from toolkit.runs.finetuning import design, kept, plans, sealing, starting, tuning
 from toolkit.runs.finetuning.asking import asked
 from toolkit.runs.finetuning.attempt import AGAIN, Planned, Setup
@@ -339,7 +339,7 @@ class _Runner:
         if plan.hash not in self.starts:
             with self.together.first_first():
                 self.starts[plan.hash] = starting.start_for(
-                    self.folder.absolute() / starting.STARTS,
+                    self.folder.absolute() / starts.STARTS,
                     plan,
                     model=self.study.model,
                     device=str(self.device),

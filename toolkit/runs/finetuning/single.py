@@ -13,13 +13,13 @@ from toolkit.records.io import digest
 from toolkit.records.levers import Levers, Seeds
 from toolkit.records.plan import Plan
 from toolkit.records.trained import Trained
-from toolkit.runs import results
+from toolkit.runs import results, starts
 from toolkit.runs.finetuning import starting
 from toolkit.runs.finetuning.attempt import AGAIN, Planned, Setup
 from toolkit.runs.finetuning.bench import Bench
 from toolkit.runs.finetuning.data import hashes, read_use
 from toolkit.runs.finetuning.design import Run
-from toolkit.runs.started import CALIBRATE
+from toolkit.runs.started import CALIBRATE, initializers
 
 if TYPE_CHECKING:
     from toolkit.runs.training import Pacing
@@ -92,7 +92,7 @@ def train(
     levers = _of_plan(plan, levers)
     used = Use(task=task) if isinstance(task, str) else task
     rows = read_use(used, used.task)
-    begin = starting.initializers(plan)
+    begin = initializers(plan)
     if start is not None and not begin:
         raise InputError(f"start: {os.fspath(start)}, and the plan starts every layer plainly")
     if start is None and (calibrated := [each.key for each in begin if each.needs_calibration]):
@@ -117,7 +117,7 @@ def train(
         where = None if start is None else Path(start)
         if where is None:
             where = starting.start_for(
-                folder.absolute() / starting.STARTS,
+                folder.absolute() / starts.STARTS,
                 plan,
                 model=model,
                 device=str(target),

@@ -12,27 +12,17 @@ import os
 from pathlib import Path
 
 from toolkit.errors import InputError
-from toolkit.interfaces import Initializer
 from toolkit.records.initialization import CalibrationUse
 from toolkit.records.io import digest
 from toolkit.records.plan import Plan
 from toolkit.records.start import StartFile
 from toolkit.records.trained import Begun
-from toolkit.registry import registry
 from toolkit.runs import starts
 from toolkit.runs.progress import say
-
-STARTS = "starts"
-"""Folder of the folders of starts, in a study's results."""
+from toolkit.runs.started import initializers
 
 SEED = 0
 """Of what an initializer draws for itself: a start is the same for runs of every seed."""
-
-
-def initializers(plan: Plan) -> list[Initializer]:
-    """Those of a plan that are not plain, each once."""
-    keys = dict.fromkeys(layer.initializer for layer in [plan.default, *plan.layers.values()])
-    return [made for key in keys if not (made := registry.make("initializer", key)).plain]
 
 
 def text_of(calibration: CalibrationUse | None) -> dict[str, str]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from toolkit.interfaces import Initializer, Start
+from toolkit.interfaces import Start
 from toolkit.records.start import StartFile
 from toolkit.records.started import LayerOutcome
 from toolkit.registry import registry
@@ -81,9 +81,7 @@ def after_calibration(
 
 def calibrated(plan: Plan) -> bool:
     """Whether a plan's starts ask for calibration."""
-    keys = {layer.initializer for layer in [plan.default, *plan.layers.values()]}
-    made: list[Initializer] = [registry.make("initializer", key) for key in keys]
-    return any(each.needs_calibration for each in made)
+    return any(each.needs_calibration for each in started.initializers(plan))
 
 
 def calibrations(plan: Plan, names: Iterable[str]) -> int:

@@ -98,10 +98,11 @@ def _session(
     from toolkit.runs.finetuning import kept
     from toolkit.runs.finetuning.data import encoded, read_rows
     from toolkit.runs.finetuning.plans import plan
-    from toolkit.runs.finetuning.starting import STARTS, start_for
+    from toolkit.runs.finetuning.starting import start_for
     from toolkit.runs.models import load_tokenizer
     from toolkit.runs.progress import say
     from toolkit.runs.provenance import Recorder
+    from toolkit.runs.starts import STARTS
     from toolkit.runs.tasks import padding
     from toolkit.runs.timing import machine, session
     from toolkit.runs.timing.batches import fixed, shared
