@@ -114,6 +114,9 @@ def plan(
             help="What the quantized layers start from: zero (default), loftq …; `toolkit list initializers`."
         ),
     ] = None,
+    dataflow: Annotated[
+        str | None, typer.Option(help="How it computes: stock (default), pact …; `toolkit list dataflows`.")
+    ] = None,
     output: Output = None,
 ) -> None:
     """Write the per-layer plan: which layers stay in 16 bit, which are quantized, which get an adapter.
@@ -128,11 +131,12 @@ def plan(
     if rank is None and of_adapters:
         raise InputError(f"--{' and --'.join(of_adapters)} without --rank: a plan without a rank has no adapters")
     begun = {} if initializer is None else {"initializer": initializer}
+    flow = {} if dataflow is None else {"dataflow": dataflow}
     if rank is None and initializer is not None and registry.make("initializer", initializer).needs_rank:
         raise InputError(f"--initializer {initializer} fits an adapter, and a plan without --rank has none")
     protected = Selection.load(protect) if protect else None
     adapted = Selection.load(adapt) if adapt else None
-    emit(Plan.protecting(protected, base, adapt=adapted, rank=rank, **of_adapters, **begun), output)
+    emit(Plan.protecting(protected, base, adapt=adapted, rank=rank, **of_adapters, **begun, **flow), output)
 
 
 def _pairs(items: list[str]) -> dict[str, str]:

@@ -39,6 +39,9 @@ class DataFlow(Component):
     ) -> nn.Module:
         """Replace each planned layer in the model, which is changed in place and returned, perhaps wrapped.
 
+        A flow that has a choice of how to compute leaves what it chose as `dataflow` of what it returns
+        (`toolkit.records.dataflow.Flow`), and reports hold it.
+
         Args:
             model: dense, in its checkpoint's dtype.
             layers: name → decision, for every layer that is planned.

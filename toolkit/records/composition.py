@@ -59,6 +59,7 @@ class Composition(Record):
         initializer: of the layers that are not protected, where they have the adapter that it needs; see
             `toolkit.records.plan.Plan.protecting`. One that is calibrated needs the study's `calibration`.
         adapt: which layers get an adapter; all where it is left out.
+        dataflow: how it computes and what it keeps for backward; it is no lever, and all levers hold for it.
         levers: for this arm only; each must be declared in the study's `factors`.
     """
 
@@ -72,12 +73,14 @@ class Composition(Record):
     scaler: str = "lora"
     dora: bool = False
     initializer: str = "zero"
+    dataflow: str = "stock"
     levers: dict[str, Any] = {}
 
     @model_serializer(mode="wrap")
     def _without_plain(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """A plain start is left out, so that the declaration of a study from before there was another stays itself."""
+        """What is plain is left out, so that the declaration of a study from before there was another stays itself."""
         data: dict[str, Any] = handler(self)
-        if data.get("initializer") == type(self).model_fields["initializer"].default:
-            del data["initializer"]
+        for later in ("initializer", "dataflow"):
+            if data.get(later) == type(self).model_fields[later].default:
+                del data[later]
         return data

@@ -83,12 +83,13 @@ class Plan(File):
             protect: key of the quantizer of the selected layers.
             adapt: the layers that get an adapter; None adapts every layer where `rank` is given.
             rank, alpha, scaler, dora: of the adapters; without a rank there are none.
+            dataflow: key of how the model computes.
             compute_dtype, range_guard: of the protected layers.
             initializer: of every layer that is quantized to `base`, where it has what the initializer needs (an
                 adapter, for most); protected layers start plainly.
 
         Raises:
-            InputError: unknown quantizer, scaler or initializer, the two selections are of different models, `adapt`
+            InputError: unknown quantizer, scaler, initializer or data flow, the two selections are of different models, `adapt`
                 without a rank, or an initializer that fits an adapter without one, or cannot start such a base.
         """
         from toolkit.registry import registry
@@ -140,7 +141,7 @@ class Plan(File):
         return cls(
             model=origin.model if origin else None,
             fingerprint=origin.fingerprint if origin else None,
-            dataflow=dataflow,
+            dataflow=registry.make("dataflow", dataflow).key,
             default=LayerPlan(quantizer=base, adapter=unnamed, initializer=started(unnamed)),
             layers=kept,
         )

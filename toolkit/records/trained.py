@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from toolkit.records.dataflow import Flow
 from toolkit.records.io import File, Record
 from toolkit.records.levers import Levers, Seeds
 from toolkit.records.plan import Plan
@@ -141,6 +142,7 @@ class Trained(File):
         settings: hash of what all runs of a task share: model, data, rows, levers that are no factor, dtype, device.
         draws: which draw of a declared grid; None where there is none.
         start: what layers started from; None where all started plainly.
+        dataflow: how the model computed; None where its data flow had no choice.
         finished: false where the run ended early, and then a fatal flag says why.
         scores: group → scores; "" holds all rows together.
     """
@@ -166,6 +168,7 @@ class Trained(File):
     protect: Selection | None = None
     adapt: Selection | None = None
     start: Begun | None = None
+    dataflow: Flow | None = None
     finished: bool
     flags: list[Flag] = []
     labels: list[str] = []

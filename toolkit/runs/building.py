@@ -37,7 +37,8 @@ def build(
     shape) alone where their initializer leaves them so. Layers whose initializer is not plain start as the folder
     `start` says, or are started here, from their dense weights, where nothing need be calibrated. `model.plan` is the
     plan, with the weights' fingerprint and the digest of the bases that initializers changed; `model.starts` tells of
-    each such layer. A model with adapters keeps no cache of keys and values unless it is asked to.
+    each such layer; `model.dataflow` (`toolkit.records.dataflow.Flow`) of how it computes, where its data flow had a
+    choice. A model with adapters keeps no cache of keys and values unless it is asked to.
 
     Args:
         model: a Hugging Face id, a local directory, `demo`, or a dense model object.

@@ -11,6 +11,7 @@ import pydantic_core
 from pydantic import ValidationError
 
 from toolkit.errors import InputError
+from toolkit.records.dataflow import Flow
 from toolkit.records.io import read_bytes
 from toolkit.records.levers import Levers, Seeds
 from toolkit.records.report import Rows
@@ -75,6 +76,7 @@ class TrainedRun:
     commit: str | None
     lock: str | None = None
     started: str | None = None
+    dataflow: Flow | None = None
 
     @property
     def fatal(self) -> Flag | None:
@@ -145,6 +147,7 @@ def read_trained(path: Path) -> TrainedRun:
         commit=report.provenance.commit,
         lock=report.lock,
         started=report.provenance.started,
+        dataflow=report.dataflow,
     )
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from toolkit.records import rows as rows_file
+from toolkit.records.dataflow import Flow
 from toolkit.records.io import write_json
 from toolkit.records.plan import Plan
 from toolkit.records.profile import Profile
@@ -87,6 +88,7 @@ class Attempt:
         self.planned, self.where, self.split = planned, where, split
         self.doing: str | None = None
         self.train: Data | None = None
+        self.dataflow: Flow | None = None
         self.course: Course | None = None
         self.flags: list[Flag] = []
         self.evaluated: Evaluated | None = None
@@ -135,6 +137,7 @@ class Attempt:
             protect=planned.protect,
             adapt=planned.adapt,
             start=None if planned.start is None else begun(planned.start),
+            dataflow=self.dataflow,
             finished=finished,
             flags=self.flags + ([] if done is None else list(done.flags)),
             labels=labels,

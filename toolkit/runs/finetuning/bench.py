@@ -106,6 +106,7 @@ class Bench:
         attempt.doing = "building the model"
         set_seed(run.seeds.adapter)
         model = self._built(attempt.planned)
+        attempt.dataflow = getattr(model, "dataflow", None)
         check_task(model, self.setup.rows[run.task].task, levers.length)  # before the time of a training is spent
         self._recorder.mark()
         attempt.trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)

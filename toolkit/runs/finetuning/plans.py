@@ -63,6 +63,7 @@ def plan(
             alpha=used.alpha,
             scaler=composed.scaler,
             dora=composed.dora,
+            dataflow=composed.dataflow,
             compute_dtype=composed.compute_dtype,
             range_guard=composed.range_guard,
             initializer=composed.initializer,
@@ -131,6 +132,7 @@ def _check_arm(study: FineTuning, arm: Composition) -> None:
     registry.make("quantizer", arm.base)
     registry.make("quantizer", arm.protect_as)
     registry.make("scaler", arm.scaler)
+    registry.make("dataflow", arm.dataflow)
     begin: Initializer = registry.make("initializer", arm.initializer)
     if begin.needs_calibration and study.calibration is None:
         raise InputError(
@@ -195,6 +197,7 @@ def components(study: FineTuning) -> list[tuple[str, str]]:
     found += [("quantizer", key) for key in quantizers(study)]
     found += [("scaler", arm.scaler) for arm in study.arms]
     found += [("initializer", arm.initializer) for arm in study.arms]
+    found += [("dataflow", arm.dataflow) for arm in study.arms]
     found += [("selector", key) for key in selectors(study)]
     found += [("task", key) for use in study.tasks.values() for key in (use.task, use.train) if key is not None]
     return list(dict.fromkeys(found))

@@ -64,6 +64,7 @@ class Pact(Settings, Stock):
         Raises:
             InputError: as Stock, or the execution cannot run on the model's device.
         """
+        from toolkit.records.dataflow import Flow
         from toolkit_plugins.dataflows.pact.blocks import fuse
         from toolkit_plugins.dataflows.pact.choosing import choose
         from toolkit_plugins.dataflows.pact.weights import PactLinear
@@ -71,14 +72,28 @@ class Pact(Settings, Stock):
         device = next(model.parameters()).device
         execution, why = choose(self.execution, device)
         model = super().apply(model, layers, dtype, seed, starts)
-        for module in model.modules():
-            if isinstance(module, PactLinear):
-                module.execution = execution
+        ours = [module for module in model.modules() if isinstance(module, PactLinear)]
+        for module in ours:
+            module.execution = execution
         inner = model.get_base_model() if hasattr(model, "get_base_model") else model
         fused, left = fuse(inner, execution, self._settings, dtype)
-        model.dataflow = {"key": self.key, "execution": execution.name, "because": why, "fused": fused} | {
-            "left": {each.name: each.reason for each in left}
-        }
+        reasons: dict[str, list[str]] = {}
+        for each in left:
+            reasons.setdefault(each.reason, []).append(each.name)
+        read = getattr(execution, "weights", None)  # where an execution reads other numbers than the packed ones
+        also = "" if read is None else f"; {read}"
+        model.dataflow = Flow(
+            key=self.key,
+            execution=execution.name,
+            because=why,
+            forward=f"Ŵ, in NVFP4 blocks along the input dimension{also}",
+            backward=f"{_backward(self)}{also}",
+            gap=round(sum(module.gap for module in ours) / max(len(ours), 1), 8),
+            layers=len(ours),
+            others=len(layers) - len(ours),
+            fused=fused,
+            left=reasons,
+        )
         return model
 
     def adapter_layers(self) -> dict[type[nn.Module], type[nn.Module]]:
@@ -105,6 +120,13 @@ class Pact(Settings, Stock):
     @property
     def _settings(self) -> Settings:
         return Settings(**{field.name: getattr(self, field.name) for field in dataclasses.fields(Settings)})
+
+
+def _backward(settings: Settings) -> str:
+    if settings.layouts == "shared":
+        return "Ŵ, the same"
+    of = "Ŵ" if settings.source == "calibrated" else "the original weight"
+    return f"W̃, {of} in NVFP4 blocks along the output dimension"
 
 
 def _nvfp4(plan: LayerPlan) -> bool:

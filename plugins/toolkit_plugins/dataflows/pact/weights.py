@@ -48,6 +48,9 @@ class PactLinear(FrozenLinear):
         compute_dtype: of y and ∂x.
         settings: the switches.
         original: the weight that Ŵ was made from; read under `source=original` alone.
+
+    Attributes:
+        gap: ‖W̃ − Ŵ‖_F/‖Ŵ‖_F; 0 for weights of zeros.
     """
 
     def __init__(
@@ -62,9 +65,13 @@ class PactLinear(FrozenLinear):
         self.settings = settings
         self.execution: Execution | None = None  # the data flow's, once the device is known
         self.transposed: Transposed | None = None
+        self.gap = 0.0
         if settings.layouts == "cached":
-            source = original if settings.source == "original" else packed.dequantize(torch.float32)
-            self.transposed = Transposed(NVFP4().quantize(source.detach().mT.contiguous()))
+            forward = packed.dequantize(torch.float32)
+            source = original if settings.source == "original" else forward
+            again = NVFP4().quantize(source.detach().mT.contiguous())
+            self.transposed = Transposed(again)
+            self.gap = float((again.dequantize(torch.float32).mT - forward).norm() / forward.norm().clamp(min=1e-30))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         from toolkit_plugins.dataflows.pact.linear import multiply

@@ -64,6 +64,8 @@ def _entry(results: TrainedResults, runs: list[TrainedRun], group: str, own: boo
     if once(arm) and not any(label.startswith(ONCE) for label in labels):
         labels.insert(0, ONCE)
     labels += [f"{lever} = {value}" for lever, value in arm.levers.items()]
+    flows = (run.dataflow for run in runs if run.dataflow is not None)
+    labels += dict.fromkeys(f"data flow {flow.key}, computed by {flow.execution}" for flow in flows)
     return {
         "task": first.task,
         "group": group,
