@@ -124,3 +124,27 @@ def test_e4m3_columns_of_weights(shape):
     row_scales = recast_columns_into(out, codes, scales, packed.tensors["global_scale"], tops)
     assert torch.equal(out.view(torch.uint8), plain.values.view(torch.uint8))
     assert torch.equal(row_scales, plain.scales)
+
+
+@compiled
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("down", [False, True])
+@pytest.mark.parametrize("shape", [(5, 40, 37), (70, 130, 160)])
+def test_the_product_that_unpacks_in_registers(shape, down, dtype):
+    from toolkit_plugins.dataflows.pact.products.aligned import aligned
+    from toolkit_plugins.dataflows.pact.products.fused_kernel import multiply
+
+    if DEVICE == "cpu" and dtype == torch.bfloat16:
+        pytest.skip("the interpreter multiplies the bits of bfloat16 numbers")
+    count, rows, columns = shape
+    packed = weight(rows, columns, size=3.0)
+    codes, scales = aligned(nn.Module(), "forward", packed)
+    depth, width = (rows, columns) if down else (columns, rows)
+    x = quantize_rows(torch.randn(count, depth, generator=torch.Generator().manual_seed(2)).to(DEVICE)).values(dtype)
+    bias = None if down else torch.linspace(-9, 9, width, device=DEVICE)
+    w = packed.dequantize(torch.float32).double()
+    expected = x.double() @ (w if down else w.mT) + (0 if bias is None else bias.double())
+    y = multiply(x, codes, scales, packed.tensors["global_scale"], bias, width, down=down)
+    assert y.dtype == dtype
+    rounding = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 0.0}[dtype]
+    torch.testing.assert_close(y.double(), expected, rtol=rounding, atol=3e-6 * expected.abs().max().item())

@@ -91,7 +91,9 @@ def recast_rows_into(out: torch.Tensor, codes: torch.Tensor, scales: torch.Tenso
     if rows < out.shape[0]:
         into[rows:] = 0
         found[rows:] = 1
-    recast_rows[(rows,)](codes, bits, g, into, found, blocks, step, CHUNK=chunk, num_warps=4)
+    if rows:
+        with torch.cuda.device_of(out):
+            recast_rows[(rows,)](codes, bits, g, into, found, blocks, step, CHUNK=chunk, num_warps=4)
     return found
 
 
@@ -102,8 +104,9 @@ def recast_columns_into(
     (rows, blocks), found = scales.shape, torch.empty(out.shape[0], dtype=torch.float32, device=out.device)
     grid = (triton.cdiv(out.shape[1], TILE_ROWS), triton.cdiv(blocks, TILE_BLOCKS))
     bits = scales.view(torch.uint8)
-    recast_columns[grid](
-        codes, bits, g, tops, out.view(torch.uint8), found, rows, blocks, out.shape[1],
-        ROWS=TILE_ROWS, BLOCKS=TILE_BLOCKS, num_warps=4,
-    )  # fmt: skip
+    with torch.cuda.device_of(out):
+        recast_columns[grid](
+            codes, bits, g, tops, out.view(torch.uint8), found, rows, blocks, out.shape[1],
+            ROWS=TILE_ROWS, BLOCKS=TILE_BLOCKS, num_warps=4,
+        )  # fmt: skip
     return found

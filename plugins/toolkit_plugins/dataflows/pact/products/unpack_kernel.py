@@ -50,8 +50,9 @@ def unpack_into(out: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor) ->
     """
     columns, total = out.shape[1], scales.numel()
     grid, bits = (triton.cdiv(total, BLOCKS),), scales.view(torch.uint8)
-    if columns % 16 == 0:
-        unpack_whole[grid](codes, bits, out, total, BLOCKS=BLOCKS, num_warps=4)
-    else:
-        unpack_short[grid](codes, bits, out, total, columns, scales.shape[1], BLOCKS=BLOCKS, num_warps=4)
+    with torch.cuda.device_of(out):
+        if columns % 16 == 0:
+            unpack_whole[grid](codes, bits, out, total, BLOCKS=BLOCKS, num_warps=4)
+        else:
+            unpack_short[grid](codes, bits, out, total, columns, scales.shape[1], BLOCKS=BLOCKS, num_warps=4)
     return out

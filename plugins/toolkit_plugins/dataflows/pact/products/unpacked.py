@@ -3,7 +3,8 @@
     y = g_w·(x̂·Uᵀ) + b,   ∂x = g_w·(ĝ·U)        U = s·e2m1(code), exact in 16 bit
 
 x̂ and U are exact in the compute dtype (`unpacking`), products of two of their values are exact in float32, and sums are
-float32: what is rounded is what `reference` rounds, in another order of additions.
+float32: what is rounded is what `reference` rounds, in another order of additions. Where `shapes` knows that it is
+faster, one kernel unpacks and multiplies (`fused`).
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from toolkit_plugins.dataflows.pact.products import fused, shapes
 from toolkit_plugins.dataflows.pact.products.factors import global_scale
 from toolkit_plugins.dataflows.pact.products.unpacking import unpacked
 
 if TYPE_CHECKING:
+    from toolkit.interfaces import Packed
     from toolkit_plugins.dataflows.pact.weights import PactLinear
 
 
@@ -28,6 +31,8 @@ def product(values: torch.Tensor, layer: PactLinear, dtype: torch.dtype) -> torc
         values: x̂ (M, in) in `dtype`.
     """
     packed = layer.packed
+    if _fuses(values, packed):
+        return fused.product(values, layer, dtype)
     return _multiply(values, unpacked(packed, dtype).mT, global_scale(layer, "forward", packed), layer.bias)
 
 
@@ -37,11 +42,19 @@ def input_gradient(values: torch.Tensor, layer: PactLinear, dtype: torch.dtype) 
     Args:
         values: ĝ (M, out) in `dtype`, or a gradient that was not rounded.
     """
+    packed = layer.packed if layer.transposed is None else layer.transposed.packed
+    if _fuses(values, packed):
+        return fused.input_gradient(values, layer, dtype)
     if layer.transposed is None:
-        packed = layer.packed
         return _multiply(values, unpacked(packed, dtype), global_scale(layer, "forward", packed), None)
-    packed = layer.transposed.packed
     return _multiply(values, unpacked(packed, dtype).mT, global_scale(layer, "backward", packed), None)
+
+
+def _fuses(values: torch.Tensor, packed: Packed) -> bool:
+    if values.device.type != "cuda":
+        return False
+    capability = torch.cuda.get_device_capability(values.device)
+    return shapes.fused(capability, tuple(packed.shape), len(values))
 
 
 def _multiply(x: torch.Tensor, u: torch.Tensor, g: float, bias: torch.Tensor | None) -> torch.Tensor:
