@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from toolkit.records.trained import Flag
+from toolkit.runs.frozen import FrozenLinear
 from toolkit.runs.training.batches import collate
 
 if TYPE_CHECKING:
@@ -126,12 +127,14 @@ def _finite(number: float) -> bool:
 def locate(trainer: FairTrainer, step: int) -> tuple[str | None, str]:
     """The first layer whose output, else whose incoming gradient, is not finite in that step: (layer, which).
 
-    Modules without children are looked at, and adapted layers as a whole. Memory as for one micro-batch.
+    Modules without children are looked at, frozen layers (which may hold parts) and adapted ones as a whole. Memory as
+    for one micro-batch.
     """
     first: list[tuple[str, str]] = []
     handles = []
     for path, module in trainer.model.named_modules():
-        if any(True for _ in module.children()) and not isinstance(getattr(module, "base_layer", None), nn.Module):
+        whole = isinstance(module, FrozenLinear) or isinstance(getattr(module, "base_layer", None), nn.Module)
+        if any(True for _ in module.children()) and not whole:
             continue
 
         def forward(module: nn.Module, args: Any, output: Any, path: str = path) -> None:

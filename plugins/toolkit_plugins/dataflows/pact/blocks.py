@@ -21,6 +21,9 @@ NORMS = {
 }
 """A block's norm → the module whose projections read it, and their names: apart, or fused as in Phi-3."""
 
+OUTPUTS = ("o_proj", "down_proj")
+"""Projections that read no norm."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Left:
@@ -44,6 +47,7 @@ def fuse(
     """
     fused: list[str] = []
     left: list[Left] = []
+    tried: dict[type[nn.Module], str | None] = {}
     for path, block in _blocks(model):
         for name in NORMS:
             where, reason = f"{path}.{name}", _norm_differs(block, name)
@@ -54,6 +58,10 @@ def fuse(
             setattr(block, name, PactNorm(norm.weight, norm.variance_epsilon, dtype, execution, settings))
             fused.append(where)
         where, reason = f"{path}.mlp", _mlp_differs(block.mlp)
+        if reason is None:
+            if type(block.mlp) not in tried:  # the code is the class's
+                tried[type(block.mlp)] = _computes_otherwise(block)
+            reason = tried[type(block.mlp)]
         if reason is not None:
             left.append(Left(where, reason))
             continue
@@ -103,9 +111,16 @@ def _frozen(module: nn.Module) -> nn.Module:
 def _norm_differs(block: nn.Module, name: str) -> str | None:
     """Why a norm is not replaced, or None."""
     norm = getattr(block, name)
-    readers = _projections(getattr(block, NORMS[name][0]), NORMS[name])
+    reading = getattr(block, NORMS[name][0])
+    readers = _projections(reading, NORMS[name])
     if not readers:
         return "what reads it has no projections by the usual names"
+    known = {id(reader) for reader in readers}
+    readers += [
+        child
+        for each, child in reading.named_children()
+        if hasattr(child, "in_features") and each not in OUTPUTS and id(child) not in known
+    ]
     others = [type(_frozen(reader)).__name__ for reader in readers if not isinstance(_frozen(reader), PactLinear)]
     if others:
         return f"{len(others)} of its {len(readers)} readers {'are' if len(others) > 1 else 'is'} not in NVFP4"
@@ -133,8 +148,23 @@ def _mlp_differs(mlp: nn.Module) -> str | None:
         return "it has no gate, up and down projections by the usual names"
     if not isinstance(_frozen(down), PactLinear):
         return "its down projection is not in NVFP4"
+    usual = {"act_fn", "activation_fn", *OUTPUTS, *sum(NORMS["post_attention_layernorm"][1:], ())}
+    if more := [name for name, _ in mlp.named_children() if name not in usual]:
+        return f"it has parts of its own: {', '.join(more)}"
     activation = getattr(mlp, "act_fn", None) or getattr(mlp, "activation_fn", None)
     sample = torch.linspace(-6, 6, 49)
     if activation is None or not torch.allclose(activation(sample), nn.functional.silu(sample)):
         return "its activation is not SiLU"
     return None
+
+
+@torch.no_grad()
+def _computes_otherwise(block: nn.Module) -> str | None:
+    """Why an MLP of the usual parts keeps its code: it is no down(silu(gate) ∘ up), tried on numbers; or None."""
+    mlp, weight = block.mlp, block.post_attention_layernorm.weight
+    x = torch.linspace(-1, 2, 2 * weight.numel(), device=weight.device).view(2, -1).to(weight.dtype)
+    pair = mlp.gate_up_proj(x).chunk(2, dim=-1) if hasattr(mlp, "gate_up_proj") else (mlp.gate_proj(x), mlp.up_proj(x))
+    expected = mlp.down_proj(nn.functional.silu(pair[0]) * pair[1]).float()
+    # a 16-bit product that was rounded elsewhere may move codes of the down projection's input
+    same = bool((mlp(x).float() - expected).norm() <= 0.05 * expected.norm())
+    return None if same else f"{type(mlp).__name__} computes something else than down(silu(gate) ∘ up)"
