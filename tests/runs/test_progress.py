@@ -59,6 +59,7 @@ def test_what_was_done_before_counts_but_not_for_the_time_left(clock, capsys):
 
 def test_a_pass_over_layers_is_told_where_nobody_asked_for_a_function(clock, capsys):
     with progress.reporting(None, 3, "starts of demo") as report:
+        assert capsys.readouterr().err == "starts of demo: 0 of 3\n"
         clock.now += progress.EVERY
         report(2, 3, "mlp.up")
         assert capsys.readouterr().err == "starts of demo: mlp.up: 2 of 3, 15 s left\n"

@@ -56,11 +56,21 @@ class Progress:
             return
         now = time.monotonic()
         if self.shown and (now - self._spoken >= EVERY or self.done == self.total):
-            seconds = now - self._started
-            now_done, left = self.done - self._before, self.total - self.done
-            when = f", {spell(seconds / now_done * left)} left" if left and now_done else ""
-            say(f"{description}: {self.done} of {self.total}{when if left else f', in {spell(seconds)}'}")
-            self._spoken = now
+            self._say(description, now)
+
+    def begin(self, description: str) -> None:
+        """What comes to be done, said at once: it may be long before its first step."""
+        if self._bar is not None or not self.shown:
+            self.step(description, 0)
+        else:
+            self._say(description, time.monotonic())
+
+    def _say(self, description: str, now: float) -> None:
+        seconds = now - self._started
+        now_done, left = self.done - self._before, self.total - self.done
+        when = f", {spell(seconds / now_done * left)} left" if left and now_done else ""
+        say(f"{description}: {self.done} of {self.total}{when if left else f', in {spell(seconds)}'}")
+        self._spoken = now
 
 
 @contextlib.contextmanager
@@ -70,7 +80,7 @@ def reporting(progress: Report | bool | None, total: int, title: str) -> Iterato
         yield progress
         return
     with Progress(total, shown=progress is not False) as bar:
-        bar.step(title, 0)
+        bar.begin(title)
         yield lambda done, total, name: bar.step(f"{title}: {name}", done - bar.done)
 
 

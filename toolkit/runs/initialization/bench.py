@@ -12,6 +12,7 @@ from toolkit.records.profile import Profile
 from toolkit.registry import registry
 from toolkit.runs.initialization.inputs import rounding, second_moments
 from toolkit.runs.models import cast, load_profiled
+from toolkit.runs.progress import Progress
 from toolkit.runs.texts.documents import Windows
 from toolkit.runs.texts.evaluation import Evaluation, WindowScore
 
@@ -30,7 +31,7 @@ class Bench:
         profile: of the model.
         windows: text → its windows; `calibration`: those of the calibration text.
         device, dtype: of the computation.
-        step: told after every batch of windows, and before the first: what is done, and how many batches were (1, 0).
+        bar: told of every batch of windows; `steps` in all.
 
     Attributes:
         dense: layer name → W (out, in) as the checkpoint stores it, on the device.
@@ -49,9 +50,9 @@ class Bench:
         calibration: Windows | None,
         device: torch.device,
         dtype: torch.dtype,
-        step: Callable[[str, int], object] = lambda doing, count: None,
+        bar: Progress,
     ) -> None:
-        step("loading the model", 0)
+        bar.begin("loading the model")
         model, self.layers = load_profiled(study.model, profile)
         self.model, self.device, self.dtype = model.to(device), device, dtype
         self.dense = {name: layer.weight().clone() for name, layer in self.layers.items()}
@@ -60,20 +61,20 @@ class Bench:
         self._sixteen = {name: self._stored(name, weight) for name, weight in self.dense.items()}
         self._started: dict[str, torch.Tensor] | None = None
         self._put(self._sixteen)
-        self._step, self._doing = step, ""
+        self._bar, self._doing = bar, ""
         self._evaluation = Evaluation(
             self.model, {n: w.ids for n, w in windows.items()}, batch=study.batch, scored=self._scored
         )
         self.moments: Mapping[str, torch.Tensor] = {}
         if calibration is not None:
             doing = "moments of the 16-bit model's inputs on the calibration text"
-            step(doing, 0)
+            bar.begin(doing)
             self.moments = second_moments(
                 self.model,
                 list(self.layers.values()),
                 calibration.ids,
                 batch=study.batch,
-                counted=functools.partial(step, doing, 1),
+                counted=functools.partial(bar.step, doing),
             )
 
     @staticmethod
@@ -93,7 +94,8 @@ class Bench:
         """The 16-bit model, its inputs as they are and rounded; the former is what is measured against afterwards."""
         self._started = None
         self._put(self._sixteen)
-        self._do("scoring the 16-bit model")
+        self._doing = "scoring the 16-bit model"
+        self._bar.begin(self._doing)
         kept = self._evaluation.scores(self._evaluation.keep_reference(), "16-bit reference")
         measured = self._measure("16-bit reference", list(self.layers), [k for k in self._keys if k != AS_THEY_ARE])
         return {key: measured.get(key, kept) for key in self._keys}
@@ -123,7 +125,8 @@ class Bench:
         found: Outcome = {}
         layers = [self.layers[name] for name in rounded]
         for key in keys:
-            self._do(f"scoring {what}" + (f", inputs {key}" if key != AS_THEY_ARE else ""))
+            self._doing = f"scoring {what}" + (f", inputs {key}" if key != AS_THEY_ARE else "")
+            self._bar.step(self._doing, 0)
             inputs = contextlib.nullcontext
             if key != AS_THEY_ARE:
                 inputs = functools.partial(rounding, layers, registry.make("quantizer", key))
@@ -144,12 +147,8 @@ class Bench:
             self._put(self._started or self._sixteen)
             hooks.enter_context(inputs())
 
-    def _do(self, doing: str) -> None:
-        self._doing = doing
-        self._step(doing, 0)
-
     def _scored(self) -> None:
-        self._step(self._doing, 1)
+        self._bar.step(self._doing)
 
     def _stored(self, name: str, weight: torch.Tensor) -> torch.Tensor:
         return self.layers[name].stored(weight.to(device=self.device, dtype=self.dtype))

@@ -165,7 +165,7 @@ class _Runner:
         before, scores = Bench.steps(self.study, self.windows, self.calibration)
         steps = [len(names) + starting.calibrations(run.plan, names) + scores for run in todo if run.plan is not None]
         with Progress(before + sum(steps), shown=self.progress) as bar:
-            bench = Bench(self.study, self.profile, self.windows, self.calibration, self.device, self.dtype, bar.step)
+            bench = Bench(self.study, self.profile, self.windows, self.calibration, self.device, self.dtype, bar)
             recorder = Recorder(
                 self.home, self.device, self.dtype, ignore=[self.folder], fallbacks=self.profile.fallbacks
             )
@@ -194,7 +194,7 @@ class _Runner:
         assert run.plan is not None
         if not starting.calibrated(run.plan):
             return starting.computed(run.plan, bench, self.study.seed)
-        return starting.after_calibration(run.plan, bench, self.study, self.folder / run.name / STARTS, bar.step)
+        return starting.after_calibration(run.plan, bench, self.study, self.folder / run.name / STARTS, bar)
 
     def _report(
         self,

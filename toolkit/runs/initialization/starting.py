@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +12,7 @@ from toolkit.records.started import LayerOutcome
 from toolkit.registry import registry
 from toolkit.runs import started, starts
 from toolkit.runs.initialization.inputs import output_error
+from toolkit.runs.progress import Progress
 
 if TYPE_CHECKING:
     import torch
@@ -35,13 +36,13 @@ def computed(
 
 
 def after_calibration(
-    plan: Plan, bench: Bench, study: Initialization, folder: Path, step: Callable[[str, int], object]
+    plan: Plan, bench: Bench, study: Initialization, folder: Path, bar: Progress
 ) -> Iterator[tuple[str, Start, float]]:
     """As `computed`, of a plan whose initializers ask for calibration: block by block, on the study's text.
 
     Args:
         folder: where the starts lie meanwhile, so that an interrupted calibration goes on; nothing reads it later.
-        step: told what is done, and how many more layers were calibrated; `calibrations` in all.
+        bar: told of every layer that is calibrated; `calibrations` in all.
 
     Raises:
         InputError: a layer that cannot be started so (named), or inputs that are not finite.
@@ -54,10 +55,10 @@ def after_calibration(
 
     def report(done: int, total: int, name: str) -> None:
         nonlocal counted
-        step(f"calibrating {name}", done - counted)
+        bar.step(f"calibrating {name}", done - counted)
         counted = done
 
-    step("calibrating", 0)
+    bar.begin("calibrating")
     calibrate(
         plan,
         study.calibration.text,
@@ -71,7 +72,7 @@ def after_calibration(
         progress=report,
     )
     file = StartFile.load(folder / starts.REPORT)
-    step("calibrated", len(file.layers) - counted)  # those of a folder that was whole already
+    bar.step("calibrated", len(file.layers) - counted)  # those of a folder that was whole already
     for name in bench.dense:
         if name in file.layers:
             yield name, starts.read(folder, name, bench.device), file.layers[name].seconds
