@@ -27,6 +27,23 @@ def test_every_weight_maps_input_to_output_as_the_module_does(family, build):
         torch.testing.assert_close(layer.weight() @ x, linear, rtol=1e-4, atol=1e-5)
 
 
+def test_a_weight_that_is_put_in_is_read_back_and_nothing_else_changes(family, build):
+    """Whole parameters, transposed ones and experts of a stack; what an embedding shares with a head stays its own."""
+    model = build(family, seed=1)
+    layers = layers_of(model, include_head=True)
+    before = {layer.name: layer.weight().clone() for layer in layers}
+    embedded = model.get_input_embeddings().weight.detach().clone()
+    for at, layer in enumerate(layers):
+        if at % 2 and layer.name != head_of(model):
+            continue
+        given = torch.randn(layer.shape[1], layer.shape[0]).mT  # not contiguous
+        layer.put(layer.stored(given))
+        before[layer.name] = given
+    for layer in layers:
+        assert torch.equal(layer.weight(), before[layer.name]), layer.name
+    assert torch.equal(model.get_input_embeddings().weight, embedded)
+
+
 @pytest.mark.parametrize("kind", ["mixtral", "qwen2_moe", "gpt_oss"])
 def test_experts_are_read_out_by_in(kind, build):
     """The oracle is the experts' own forward pass, one expert a token, with the gate's formula of each family."""
