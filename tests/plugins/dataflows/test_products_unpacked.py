@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from toolkit_plugins.dataflows.pact.execution import Execution
-from toolkit_plugins.dataflows.pact.products import factors
+from toolkit_plugins.dataflows.pact.products import factors, fused, scratch, unpacked
 from toolkit_plugins.dataflows.pact.products.unpacked import input_gradient, product
 from toolkit_plugins.dataflows.pact.products.unpacking import unpacked_plainly
 from toolkit_plugins.dataflows.pact.settings import Settings
@@ -97,3 +97,87 @@ def test_a_tensor_scale_is_read_again_only_when_the_weight_changes():
     before = product(x, layer, torch.bfloat16)
     layer.packed.tensors["global_scale"].mul_(2)
     assert torch.equal(product(x, layer, torch.bfloat16), 2 * before)
+
+
+def on_gpu(out, width, **options) -> PactLinear:
+    return linear(out, width, **options).cuda()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("way", [unpacked, fused], ids=["unpacked", "fused"])
+@pytest.mark.parametrize("layouts", ["cached", "shared"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_the_gpu_gives_the_products_of_float64_rounded_once(dtype, layouts, way):
+    one_rounding = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 0}[dtype]
+    for m, out, width, bias in ((300, 512, 1024, True), (7, 136, 200, False), (33, 70, 37, True), (0, 64, 64, False)):
+        layer = on_gpu(out, width, dtype=dtype, layouts=layouts, bias=bias)
+        x, gradient = (rows_of(m, n, n).values(dtype).cuda() for n in (width, out))
+        y = x.double() @ in_float64(layer, backward=False).mT
+        y = y if layer.bias is None else y + layer.bias.double()
+        dx = gradient.double() @ in_float64(layer, backward=True)
+        found = way.product(x, layer, dtype), way.input_gradient(gradient, layer, dtype)
+        for ours, expected in zip(found, (y, dx), strict=True):
+            assert ours.dtype == dtype and ours.shape == expected.shape
+            size = expected.abs().max().item() if m else 0.0
+            torch.testing.assert_close(ours.double(), expected, rtol=one_rounding, atol=2e-5 * size + 1e-7)
+
+
+@pytest.mark.gpu
+def test_float16_sums_do_not_overflow_before_the_tensor_scale():
+    layer = on_gpu(128, 16384, dtype=torch.float16, size=1e-3)
+    x = torch.full((64, 16384), 6.0, dtype=torch.float16, device="cuda")
+    expected = x.double() @ in_float64(layer, backward=False).mT
+    torch.testing.assert_close(product(x, layer, torch.float16).double(), expected, rtol=2**-10, atol=1e-3)
+
+
+@pytest.mark.gpu
+def test_layers_of_one_size_share_memory_and_not_results():
+    scratch.release()
+    layers = [on_gpu(256, 128, seed=seed) for seed in (1, 2)]
+    x = rows_of(9, 128).values(torch.bfloat16).cuda()
+    before = torch.cuda.memory_allocated()
+    first, second, again = (product(x, layer, torch.bfloat16) for layer in (*layers, layers[0]))
+    assert torch.equal(first, again) and not torch.equal(first, second)
+    kept = torch.cuda.memory_allocated() - before - sum(t.nbytes for t in (first, second, again))
+    assert kept <= 256 * 128 * 2 + 4096
+
+
+@pytest.mark.gpu
+def test_products_replay_in_a_cuda_graph():
+    layers = [on_gpu(256, 128, seed=seed) for seed in (1, 2)]
+    x = rows_of(9, 128).values(torch.bfloat16).cuda()
+
+    def step():
+        return [
+            input_gradient(product(x, layer, torch.bfloat16), layer, torch.bfloat16) for layer in (*layers, layers[0])
+        ]
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = step()
+    x.copy_(rows_of(9, 128, seed=5).values(torch.bfloat16))
+    expected = step()
+    graph.replay()
+    for ours, theirs in zip(found, expected, strict=True):
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.gpu
+def test_two_streams_take_turns_with_the_memory():
+    layers = [on_gpu(2048, 2048, seed=seed) for seed in (1, 2)]
+    x = rows_of(2048, 2048).values(torch.bfloat16).cuda()
+    expected = [product(x, layer, torch.bfloat16) for layer in layers]
+    torch.cuda.synchronize()
+    streams, found = [torch.cuda.Stream() for _ in layers], []
+    for _ in range(20):
+        for stream, layer in zip(streams, layers, strict=True):
+            with torch.cuda.stream(stream):
+                found.append(product(x, layer, torch.bfloat16))
+    torch.cuda.synchronize()
+    for i, each in enumerate(found):
+        assert torch.equal(each, expected[i % 2])

@@ -30,5 +30,5 @@ def kept(layer: nn.Module, name: str, packed: Packed, make: Callable[[], Any]) -
 
 
 def global_scale(layer: nn.Module, name: str, packed: Packed) -> float:
-    """g of a weight as a Python number, which waits for the device once."""
+    """g of a weight as a Python number; waits for the device once, which must not be while a CUDA graph is captured."""
     return kept(layer, f"g of {name}", packed, lambda: float(packed.tensors["global_scale"]))

@@ -31,11 +31,6 @@ def scratch(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) ->
     return _HELD[key].view(shape)
 
 
-def held_bytes() -> int:
-    """Bytes that are held."""
-    return sum(tensor.nbytes for tensor in _HELD.values())
-
-
 def release() -> None:
     """Forget all of it; CUDA graphs captured before must not be replayed."""
     _HELD.clear()
