@@ -72,9 +72,15 @@ def lora(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 class Recorder(Execution):
-    """The reference, and what it rounded: by layer, by norm weight, and by MLP in the order of forward."""
+    """The reference, and what it rounded: by layer, by norm weight, and by MLP in the order of forward.
 
-    def __init__(self) -> None:
+    Args:
+        near: how near the run's values must be to the slow ones, relative to the largest.
+        share: of the codes, how many may fall on the other side of a midpoint.
+    """
+
+    def __init__(self, near: float = 2e-5, share: float = 0.01) -> None:
+        self.near, self.share = near, share
         self.inputs: dict[int, torch.Tensor] = {}
         self.gradients: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self.norms: dict[int, tuple[torch.Tensor, ...]] = {}
@@ -131,10 +137,10 @@ def close(found: torch.Tensor, expected: torch.Tensor, relative: float = 2e-5, s
     assert off.double().mean() <= share, f"{int(off.sum())} of {off.numel()} differ"
 
 
-def rounds_to(x: torch.Tensor, rounded: torch.Tensor) -> None:
-    """The recorded values are the rounding of these, but where a float32 sum fell on the other side of a midpoint."""
+def rounds_to(x: torch.Tensor, rounded: torch.Tensor, share: float) -> None:
+    """The recorded values are the rounding of these, but where the run's sum fell on the other side of a midpoint."""
     again = quantize_rows(x.detach().float().reshape(rounded.shape)).values()
-    close(again, rounded, 1e-6, share=0.01)
+    close(again, rounded, 1e-6, share=share)
     close(x.detach().reshape(rounded.shape), rounded, 0.2)
 
 
@@ -163,7 +169,7 @@ class SlowLinear(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         rows = self.run.inputs[self.key]
-        rounds_to(x, rows)
+        rounds_to(x, rows, self.run.share)
         seen = through(x, rows)
         back = seen @ self.back.mT
         if back.requires_grad:
@@ -174,7 +180,7 @@ class SlowLinear(nn.Module):
 
     def entering(self, gradient: torch.Tensor) -> torch.Tensor:
         raw, rounded = self.run.gradients[self.key]
-        close(gradient.reshape(raw.shape), raw)
+        close(gradient.reshape(raw.shape), raw, self.run.near)
         return rounded.reshape(gradient.shape)
 
 
@@ -190,15 +196,15 @@ class SlowNorm(nn.Module):
         seen, y, rstd = self.run.norms[self.key]
         shape, w = x.shape, self.weight
         if self.settings.nonlinear == "nvfp4":
-            rounds_to(x, seen)
+            rounds_to(x, seen, self.run.share)
         else:
-            close(x.reshape(seen.shape), seen)
+            close(x.reshape(seen.shape), seen, self.run.near)
         plain = seen * (seen.square().mean(-1, keepdim=True) + self.eps).rsqrt() * w
-        close(rstd, (seen.square().mean(-1) + self.eps).rsqrt())
+        close(rstd, (seen.square().mean(-1) + self.eps).rsqrt(), self.run.near)
         if self.settings.norm == "nvfp4":
-            rounds_to(plain, y)
+            rounds_to(plain, y, self.run.share)
         else:
-            close(y, plain)
+            close(y, plain, self.run.near)
         there = torch.where(w == 0, 0.0, y / w) / rstd[:, None]
         missing = (rstd[:, None] ** -2 - there.square().mean(-1, keepdim=True)).reshape(*shape[:-1], 1)
         point = through(x, there)
@@ -221,11 +227,11 @@ class SlowMlp(nn.Module):
         *seen, hidden = self.run.hidden[self.at]
         for each, value in zip(pair, seen, strict=True):
             if self.settings.nonlinear == "nvfp4":
-                rounds_to(each, value)
+                rounds_to(each, value, self.run.share)
             else:
-                close(each.reshape(value.shape), value)
+                close(each.reshape(value.shape), value, self.run.near)
         forth = nn.functional.silu(seen[0]) * seen[1]
-        rounds_to(forth, hidden)
+        rounds_to(forth, hidden, self.run.share)
         gate, up = (through(each, kept) for each, kept in zip(pair, self.run.gates[self.at], strict=True))
         return self.down_proj(through(nn.functional.silu(gate) * up, hidden))
 

@@ -34,13 +34,15 @@ class Left:
 
 
 def fuse(
-    model: nn.Module, execution: Execution, settings: Settings, dtype: torch.dtype
+    model: nn.Module, execution: Execution, settings: Settings, dtype: torch.dtype, *, adapted: bool = True
 ) -> tuple[list[str], list[Left]]:
     """Replace norms whose readers are all NVFP4, and the product of gate and up before an NVFP4 down projection.
 
     Args:
         model: with its frozen layers and adapters in place; changed.
         dtype: the compute dtype.
+        adapted: whether adapters are trained, and nothing else is unless it asks for gradients; without, nothing is
+            trained, and the weights of fused norms ask for none from now on.
 
     Returns:
         The paths of what is fused, and what is left.
@@ -50,11 +52,12 @@ def fuse(
     tried: dict[type[nn.Module], str | None] = {}
     for path, block in _blocks(model):
         for name in NORMS:
-            where, reason = f"{path}.{name}", _norm_differs(block, name)
+            where, reason = f"{path}.{name}", _norm_differs(block, name, adapted)
             if reason is not None:
                 left.append(Left(where, reason))
                 continue
             norm = getattr(block, name)
+            norm.weight.requires_grad_(False)
             setattr(block, name, PactNorm(norm.weight, norm.variance_epsilon, dtype, execution, settings))
             fused.append(where)
         where, reason = f"{path}.mlp", _mlp_differs(block.mlp)
@@ -108,7 +111,7 @@ def _frozen(module: nn.Module) -> nn.Module:
     return getattr(module, "base_layer", module)
 
 
-def _norm_differs(block: nn.Module, name: str) -> str | None:
+def _norm_differs(block: nn.Module, name: str, adapted: bool) -> str | None:
     """Why a norm is not replaced, or None."""
     norm = getattr(block, name)
     reading = getattr(block, NORMS[name][0])
@@ -126,7 +129,7 @@ def _norm_differs(block: nn.Module, name: str) -> str | None:
         return f"{len(others)} of its {len(readers)} readers {'are' if len(others) > 1 else 'is'} not in NVFP4"
     if getattr(norm, "variance_epsilon", None) is None or getattr(norm, "weight", None) is None:
         return f"{type(norm).__name__} is no RMSNorm with a weight and an epsilon"
-    if norm.weight.requires_grad:
+    if adapted and norm.weight.requires_grad:
         return "its weight is trained"
     return None if _is_rms(norm) else f"{type(norm).__name__} computes something else than w·x/rms(x)"
 

@@ -76,7 +76,8 @@ class Pact(Settings, Stock):
         for module in ours:
             module.execution = execution
         inner = model.get_base_model() if hasattr(model, "get_base_model") else model
-        fused, left = fuse(inner, execution, self._settings, dtype)
+        adapted = any(plan.adapter is not None for plan in layers.values())
+        fused, left = fuse(inner, execution, self._settings, dtype, adapted=adapted)
         reasons: dict[str, list[str]] = {}
         for each in left:
             reasons.setdefault(each.reason, []).append(each.name)

@@ -68,8 +68,9 @@ class _Multiply(torch.autograd.Function):
         dx = da = db = None
         if ctx.needs_input_grad[0]:
             dx = run.input_gradient(flat, layer, dtype, layer.settings.gradients)
-        if ctx.saved_tensors:
-            a, b, low, *kept = ctx.saved_tensors
+        held = ctx.saved_tensors  # once: checkpointing gives them out once
+        if held:
+            a, b, low, *kept = held
             back = s * (flat @ b.to(dtype))
             if ctx.needs_input_grad[1]:
                 x = kept[0] if ctx.dense else run.values(Rows(*kept, ctx.width), dtype)
