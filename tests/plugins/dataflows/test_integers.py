@@ -8,7 +8,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-
 from toolkit_plugins.dataflows.pact.integers import GROUP, quantize, values
 
 
