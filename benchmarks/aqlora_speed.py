@@ -106,7 +106,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=1.0, help="of each arm in each round, in whole cycles")
     parser.add_argument("--small", action="store_true", help="tiny shapes, for a smoke test")
-    parser.add_argument("--graphs", action="store_true", help="all arms replay CUDA graphs: the host does not limit them")
+    parser.add_argument(
+        "--graphs", action="store_true", help="all arms replay CUDA graphs: the host does not limit them"
+    )
     parser.add_argument("--device", default=None)
     parser.add_argument("--beside-others", action="store_true", help="on a CPU that others keep busy")
     parser.add_argument("--make", type=Path, help=argparse.SUPPRESS)

@@ -137,9 +137,9 @@ class Session:
         model = get_peft_model(model, config, autocast_adapter_dtype=autocast)
         return Loop(torch.compile(model) if compiled else model, self.batches, self.shape.target, self.device, autocast)
 
-    def ours(self, base: str, *, graphs: bool = False) -> Any:
+    def ours(self, base: str, *, dataflow: str = "stock", graphs: bool = False, checkpointing: bool = False) -> Any:
         """Our arm, and the Trainer that trains it."""
-        plan = Plan.protecting(None, base=base, rank=RANK, alpha=ALPHA)
+        plan = Plan.protecting(None, base=base, rank=RANK, alpha=ALPHA, dataflow=dataflow)
         model = build(self.base(), plan, dtype="bfloat16")
         first = self.shape.length - self.shape.target
         mask = (False,) * first + (True,) * self.shape.target
@@ -152,6 +152,7 @@ class Session:
             accumulation=1,
             length=self.shape.length,
             graphs=graphs,
+            checkpointing=checkpointing,
         )
         return driver(model, rows, levers, Seeds.all(0), self.folder, 0)
 
