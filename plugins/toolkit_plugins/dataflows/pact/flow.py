@@ -70,7 +70,7 @@ class Pact(Settings, Stock):
         from toolkit_plugins.dataflows.pact.weights import PactLinear
 
         device = next(model.parameters()).device
-        execution, why = choose(self.execution, device)
+        execution, why = choose(self.execution, device, self._settings)
         model = super().apply(model, layers, dtype, seed, starts)
         ours = [module for module in model.modules() if isinstance(module, PactLinear)]
         for module in ours:

@@ -98,7 +98,8 @@ def product(left: Recast, right: Recast, bias: torch.Tensor | None, width: int) 
         width: rows of `right` that are not padding.
     """
     if bias is not None:
-        bias = torch.nn.functional.pad(bias.bfloat16(), (0, len(right.values) - width))
+        more, bias = len(right.values) - width, bias.bfloat16()
+        bias = torch.nn.functional.pad(bias, (0, more)) if more else bias
     if left.values.device.type != "cuda":
         y = (left.values.float() @ right.values.float().mT) * left.scales[:, None] * right.scales
         return (y if bias is None else y + bias.float()).bfloat16()[:, :width]
