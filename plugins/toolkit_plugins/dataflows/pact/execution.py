@@ -87,6 +87,22 @@ class Execution:
         rows = self.quantize(wide * wide.sigmoid() * up.float())
         return self.values(rows, dtype), rows
 
+    def gated_and_kept(
+        self, gate: torch.Tensor, up: torch.Tensor, dtype: torch.dtype, *, keep: bool, round_first: bool
+    ) -> tuple[torch.Tensor, Rows, Rows | None, Rows | None]:
+        """(ĥ, its rows, gate's rows, up's rows), as the settings ask; one method, so that one kernel can make them all.
+
+        Args:
+            keep: give the rows of gate and up.
+            round_first: compute h from the rounded gate and up, in `dtype`.
+        """
+        pair, rounded = (gate, up), (None, None)
+        if keep or round_first:
+            rounded = (self.quantize(gate), self.quantize(up))
+        if round_first:
+            pair = tuple(self.values(each, dtype) for each in rounded)
+        return *self.gated(*pair, dtype), *(rounded if keep else (None, None))
+
     def gated_gradient(
         self, gradient: torch.Tensor, gate: Rows | torch.Tensor, up: Rows | torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:

@@ -33,13 +33,10 @@ class _Gated(torch.autograd.Function):
     ) -> tuple[torch.Tensor, ...]:
         width = gate.shape[-1]
         pair = [each.reshape(-1, width) for each in (gate, up)]
-        rounded = [run.quantize(each) for each in pair] if "nvfp4" in (settings.gates, settings.nonlinear) else []
-        if settings.nonlinear == "nvfp4":
-            h, rows = run.gated(*(run.values(each, dtype) for each in rounded), dtype)
-        else:
-            h, rows = run.gated(*pair, dtype)
+        keep, first = settings.gates == "nvfp4", settings.nonlinear == "nvfp4"
+        h, rows, *rounded = run.gated_and_kept(*pair, dtype, keep=keep, round_first=first)
         ctx.run, ctx.gates, ctx.shape, ctx.dtypes = run, settings.gates, gate.shape, (gate.dtype, up.dtype)
-        if settings.gates == "nvfp4":
+        if keep:
             ctx.save_for_backward(*(t for each in rounded for t in (each.codes, each.scales, each.g)))
         elif settings.gates == "16bit":
             ctx.save_for_backward(*pair)

@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 _OCTAVE = tl.constexpr(0x7F800000)
-_MAGIC = tl.constexpr((22 << 23) + 0x400000)
+_MAGIC = tl.constexpr((22 << 23) + 0x400002)
 _CUT = tl.constexpr(-32)
 
 
@@ -22,20 +22,21 @@ def quotient(x, by, reciprocal):
 
 @triton.jit
 def nearest(size):
-    """(code, level) of sizes in 0 … 7, ties to the even code.
+    """(code, level) of sizes in 0 … 7, ties to the even code; the last three bits alone are the code's.
 
     Levels of the octave p = max(1, 2^⌊log₂ size⌋) are p/2 apart, as floats are at 1.5·2²²·p: adding that rounds, and
-    leaves the number of steps in the sum's last bits. An octave above the first starts two codes later.
+    leaves the number of steps in the sum's last bits. An octave above the first starts two codes later: twice its
+    exponent, of which 2·127 + 2 is 0 in three bits; those last 2 are steps that the number added has more.
     """
     octave = tl.maximum(size, 1.0).to(tl.int32, bitcast=True) & _OCTAVE
     magic = (octave + _MAGIC).to(tl.float32, bitcast=True)
     moved = size + magic
-    return (moved.to(tl.int32, bitcast=True) + (octave >> 22) + 2) & 7, moved - magic
+    return moved.to(tl.int32, bitcast=True) + (octave >> 22), moved - magic
 
 
 @triton.jit
 def stochastic(size, noise):
-    """(code, level) of sizes of 0 or more, which saturate at 6: up where noise < the distance from the level below.
+    """As `nearest`, of sizes of 0 or more, which saturate at 6: up where noise < the distance from the level below.
 
     The distance is in units of the gap to the next level, and noise is uniform in [0, 1).
     """
@@ -45,7 +46,7 @@ def stochastic(size, noise):
     below = steps.to(tl.int32)
     above = below + (noise < steps - below.to(tl.float32)).to(tl.int32)
     level = above.to(tl.float32) * (octave - 0x800000).to(tl.float32, bitcast=True)
-    return (above + (octave >> 22) + 2) & 7, level
+    return above + (octave >> 22) + 2, level
 
 
 @triton.jit
@@ -58,7 +59,8 @@ def signed(level, x):
 @triton.jit
 def words(codes, x, ROWS: tl.constexpr, BLOCKS: tl.constexpr):
     """Codes (ROWS, BLOCKS, 16) with the signs of x as int32 (ROWS, BLOCKS, 2): eight a word, the first lowest."""
-    nibbles = codes | ((x.to(tl.int32, bitcast=True) >> 28) & 8)
+    signs = (x.to(tl.uint32, bitcast=True) >> 28).to(tl.int32, bitcast=True)
+    nibbles = (codes & 7) | (signs & ~7)
     eights = tl.reshape(nibbles, (ROWS, BLOCKS, 2, 8))
     return tl.sum(eights << (4 * tl.arange(0, 8))[None, None, None, :], axis=3)
 

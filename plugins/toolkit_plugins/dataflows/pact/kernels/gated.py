@@ -8,6 +8,7 @@ import triton.language as tl
 
 from toolkit_plugins.dataflows.pact.kernels.launching import Shape, empty_rows, lying, parts, rows_of
 from toolkit_plugins.dataflows.pact.kernels.tiles import (
+    load,
     load_rows,
     place,
     place_words,
@@ -21,7 +22,7 @@ from toolkit_plugins.quantizers.nvfp4_rows import Rows
 @triton.jit
 def _sigmoid(x):
     """1/(1 + e⁻ˣ), right to a few units of float32's last place."""
-    return 1.0 / (1.0 + tl.exp(-x))
+    return 1.0 / (1.0 + tl.exp2(x * -1.4426950408889634))
 
 
 @triton.jit
@@ -33,8 +34,8 @@ def gated_kernel(
 ):  # fmt: skip
     """h = silu(gate) ∘ up: ĥ and its NVFP4 rows, and those of gate and up."""
     row, column, there = place(count, width, ROWS, BLOCKS)
-    gate = tl.load(gate_ptr + row * gate_stride + column, mask=there, other=0.0).to(tl.float32)
-    up = tl.load(up_ptr + row * up_stride + column, mask=there, other=0.0).to(tl.float32)
+    gate = load(gate_ptr, gate_stride, 0.0, count, width, ROWS, BLOCKS)
+    up = load(up_ptr, up_stride, 0.0, count, width, ROWS, BLOCKS)
     dtype: tl.constexpr = values_ptr.dtype.element_ty
     if KEEP or ROUND_FIRST:
         codes, levels, step, scale, g = round_tile(gate, gate, False)

@@ -21,10 +21,12 @@ class Shape:
     Attributes:
         count: M.
         width: K.
+        tile: values that a program has at least, where there are so many.
     """
 
     count: int
     width: int
+    tile: int = TILE
 
     @property
     def blocks(self) -> int:
@@ -34,14 +36,14 @@ class Shape:
     @property
     def rows(self) -> int:
         """A program."""
-        return max(1, min(TILE // (BLOCK * self.blocks), triton.next_power_of_2(max(1, self.count))))
+        return max(1, min(self.tile // (BLOCK * self.blocks), triton.next_power_of_2(max(1, self.count))))
 
     @property
     def grid(self) -> tuple[int]:
         """Programs."""
         return (triton.cdiv(self.count, self.rows),)
 
-    def warps(self, values: int = 16) -> int:
+    def warps(self, values: int = 32) -> int:
         """So that a thread holds `values` of a tensor's, in powers of two up to 16 warps."""
         return max(1, min(MOST_WARPS, self.rows * self.blocks * BLOCK // (32 * values)))
 

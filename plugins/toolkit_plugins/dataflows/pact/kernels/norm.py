@@ -8,7 +8,9 @@ import triton.language as tl
 
 from toolkit_plugins.dataflows.pact.kernels.launching import Shape, empty_rows, lying, parts, rows_of
 from toolkit_plugins.dataflows.pact.kernels.tiles import (
+    load,
     load_rows,
+    load_weight,
     place,
     place_words,
     round_tile,
@@ -16,6 +18,9 @@ from toolkit_plugins.dataflows.pact.kernels.tiles import (
     values_of,
 )
 from toolkit_plugins.quantizers.nvfp4_rows import Rows
+
+GRADIENT_TILE = 8192
+"""Values a program of the gradient: its rows share the weight's reciprocals."""
 
 
 @triton.jit
@@ -26,8 +31,8 @@ def norm_kernel(
 ):  # fmt: skip
     """y = w ∘ x·rstd: its NVFP4 rows, rstd, and ŷ or y."""
     row, column, there = place(count, width, ROWS, BLOCKS)
-    x = tl.load(x_ptr + row * stride + column, mask=there, other=0.0).to(tl.float32)
-    weight = tl.load(weight_ptr + column, mask=column < width, other=0.0).to(tl.float32)
+    x = load(x_ptr, stride, 0.0, count, width, ROWS, BLOCKS)
+    weight = load_weight(weight_ptr, width, BLOCKS)
     mean = tl.sum(tl.sum(x * x, axis=2), axis=1) / width
     rstd = tl.rsqrt(mean + eps)
     y = x * rstd[:, None, None] * weight
@@ -56,10 +61,9 @@ def norm_gradient_kernel(
         y = load_rows(codes_ptr, scales_ptr, g_ptr, count, width, ROWS, WORDS)
     else:
         y = tl.load(y_ptr + row * y_stride + column, mask=there, other=0.0).to(tl.float32)
-    n = tl.where(weight == 0, 0.0, y / weight)
-    h = gradient * weight
-    mean = tl.sum(tl.sum(h * n, axis=2), axis=1) / width
-    dx = rstd[:, None, None] * (h - n * mean[:, None, None])
+    inverse = tl.where(weight == 0, 0.0, 1.0 / weight)
+    mean = tl.sum(tl.sum(gradient * y, axis=2), axis=1) / width  # h ∘ n = ∂y ∘ y, as y is 0 where w is
+    dx = rstd[:, None, None] * (gradient * weight - y * inverse * mean[:, None, None])
     tl.store(dx_ptr + row * width + column, dx.to(dx_ptr.dtype.element_ty), mask=there)
 
 
@@ -86,7 +90,7 @@ def norm_gradient(
 ) -> torch.Tensor:
     """∂x (M, K) of `norm` from its output; `Execution.norm_gradient`."""
     gradient = lying(gradient)
-    shape = Shape(*gradient.shape)
+    shape = Shape(*gradient.shape, tile=GRADIENT_TILE)
     dx = torch.empty(gradient.shape, dtype=gradient.dtype, device=gradient.device)
     packed = isinstance(y, Rows)
     kept = (*parts(y), None) if packed else (None, None, None, lying(y))

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from toolkit_plugins.dataflows.pact.kernels.launching import Shape, empty_rows, lying, rows_of
-from toolkit_plugins.dataflows.pact.kernels.tiles import place, round_tile, store_rows, values_of
+from toolkit_plugins.dataflows.pact.kernels.tiles import load, place, round_tile, store_rows, values_of
 from toolkit_plugins.quantizers.nvfp4_rows import Rows
 
 NEAREST, GIVEN, DRAWN = 0, 1, 2
@@ -33,9 +33,9 @@ def quantize_kernel(
 ):  # fmt: skip
     """NVFP4 of x's rows; `noise_ptr` points to noise or, where it is drawn, to the seed."""
     row, column, there = place(count, width, ROWS, BLOCKS)
-    x = tl.load(x_ptr + row * stride + column, mask=there, other=0.0).to(tl.float32)
+    x = load(x_ptr, stride, 0.0, count, width, ROWS, BLOCKS)
     if MODE == _GIVEN:
-        noise = tl.load(noise_ptr + row * noise_stride + column, mask=there, other=1.0).to(tl.float32)
+        noise = load(noise_ptr, noise_stride, 1.0, count, width, ROWS, BLOCKS)
     elif MODE == _DRAWN:
         noise = _uniform(tl.load(noise_ptr), row, width, BLOCKS, ROWS)
     else:

@@ -16,6 +16,31 @@ def place(count, width, ROWS: tl.constexpr, BLOCKS: tl.constexpr):
 
 
 @triton.jit
+def load(pointer, stride, other, count, width, ROWS: tl.constexpr, BLOCKS: tl.constexpr):
+    """A tile (ROWS, BLOCKS, 16) in float32, the blocks' halves apart, so that one thread holds the whole of a block."""
+    row = (tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS))[:, None, None]
+    column = tl.arange(0, BLOCKS)[None, :, None] * 16 + tl.arange(0, 8)[None, None, :]
+    at, there = pointer + row * stride + column, row < count
+    first = tl.load(at, mask=there & (column < width), other=other)
+    second = tl.load(at + 8, mask=there & (column + 8 < width), other=other)
+    return _whole(first, second, ROWS, BLOCKS)
+
+
+@triton.jit
+def load_weight(pointer, width, BLOCKS: tl.constexpr):
+    """A vector as a tile (1, BLOCKS, 16) in float32, as `load` holds it."""
+    column = tl.arange(0, BLOCKS)[None, :, None] * 16 + tl.arange(0, 8)[None, None, :]
+    first = tl.load(pointer + column, mask=column < width, other=0.0)
+    second = tl.load(pointer + column + 8, mask=column + 8 < width, other=0.0)
+    return _whole(first, second, 1, BLOCKS)
+
+
+@triton.jit
+def _whole(first, second, ROWS: tl.constexpr, BLOCKS: tl.constexpr):
+    return tl.reshape(tl.permute(tl.join(first, second), (0, 1, 3, 2)), (ROWS, BLOCKS, 16)).to(tl.float32)
+
+
+@triton.jit
 def round_tile(x, noise, STOCHASTIC: tl.constexpr):
     """NVFP4 of float32 rows (R, B, 16): (codes, their sizes, s·g (R, B), E4M3 codes (R, B), g (R,)).
 
