@@ -409,7 +409,7 @@ def test_a_layer_behind_a_norm_and_a_gate(dtype, layouts):
         results.append((y.detach().float(), x.grad.float()))
     for expected, found in zip(*results, strict=True):
         # a value that a product's last place moves over a midpoint moves a whole step
-        assert (found - expected).norm() <= (0.02 if dtype == BF16 else 1e-3) * expected.norm()
+        assert (found - expected).norm() <= (0.05 if dtype == BF16 else 1e-3) * expected.norm()
 
 
 @kernels
@@ -432,3 +432,13 @@ def test_input_gradients(how):
     exact = Execution().input_gradient(gradient, layer, FP32, "16bit")
     error = (draws.mean(0) - exact).abs() / (draws.std(0) / 200**0.5)
     assert error.max() < 5 and error.mean() < 1.2  # unbiased: of a normal number, |z| is 0.8 on average
+
+
+@kernels
+@pytest.mark.gpu
+def test_speeds_are_measured():
+    from toolkit_plugins.dataflows.pact.kernels.speed import measure
+
+    speeds = {each.name: each for each in measure(4096, 2048, repeats=5)}
+    assert speeds["rows"].bytes == 4096 * 2048 * (2 + 0.5 + 1 / 16) + 4096 * 4
+    assert all(0.05 < each.share < 1.5 for each in speeds.values()), speeds
