@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from toolkit.records.dataflow import Flow
 from toolkit.records.io import File, Record
 from toolkit.records.levers import Levers
 from toolkit.records.plan import Plan
@@ -58,6 +59,7 @@ class Timed(Record):
 
     Attributes:
         arm: the study's arm; `duplicate` numbers its further runs, 0 the first.
+        dataflow: how it computed; None where its data flow had no choice.
         profile: share of a step's wall time by where it goes, from one profiled cycle outside the samples.
     """
 
@@ -66,6 +68,7 @@ class Timed(Record):
     plan: Plan
     levers: Levers
     trainable: int
+    dataflow: Flow | None = None
     samples: list[Sample]
     memory: Memory | None = None
     profile: dict[str, float] = {}

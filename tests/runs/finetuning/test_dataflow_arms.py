@@ -173,3 +173,16 @@ def test_one_run_from_python(tmp_path, model):
 
     held = [load_file(tmp_path / name / "adapter" / "adapter_model.safetensors") for name in "ab"]
     assert all(torch.equal(held[0][key], held[1][key]) for key in held[0])
+
+
+@pytest.mark.slow
+def test_timing_sessions_hold_it_too(study):
+    """Which execution was timed."""
+    from toolkit.records.session import Session
+    from toolkit.runs.timing.starting import time
+
+    protocol = {"batches": 1, "rounds": 3, "seconds": 0.1, "warmup": 1}
+    folder = study(arms=ARMS[:2], analysis={"baseline": "frozen"}, timing=protocol, seeds=1)
+    path = time(folder, device="cpu", dtype="float32", beside_others=True, progress=False)
+    held = {arm.arm: arm.dataflow for arm in Session.load(path).arms}
+    assert held["frozen"] is None and held["pact"].key == "pact" and held["pact"].execution

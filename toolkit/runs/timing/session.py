@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from toolkit.errors import RunError
+from toolkit.records.dataflow import Flow
 from toolkit.records.finetuning import FineTuning
 from toolkit.records.levers import Levers, Seeds
 from toolkit.records.plan import Plan
@@ -57,6 +58,7 @@ class Bench:
     pad: int
     folder: Path
     trainable: dict[str, int] = dataclasses.field(default_factory=dict)
+    flows: dict[str, Flow | None] = dataclasses.field(default_factory=dict)
 
     def build(self, arm: str) -> Any:
         """The arm's model, ready to train."""
@@ -72,6 +74,7 @@ class Bench:
             attention=levers.attention,
             start=self.arms[arm].start,
         )
+        self.flows[arm] = getattr(built, "dataflow", None)
         self.trainable[arm] = sum(p.numel() for p in built.parameters() if p.requires_grad)
         return built
 
@@ -317,6 +320,7 @@ def make(
                 plan=bench.arms[entry.arm].plan,
                 levers=bench.arms[entry.arm].levers,
                 trainable=bench.trainable[entry.arm],
+                dataflow=bench.flows.get(entry.arm),
                 samples=rounds.samples[entry],
                 memory=rounds.memories[entry.arm] if entry.duplicate == 0 else None,
                 profile=rounds.profiles.get(entry.arm, {}) if entry.duplicate == 0 else {},
