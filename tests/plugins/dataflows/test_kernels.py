@@ -187,6 +187,30 @@ def test_around_every_midpoint():
 
 
 @kernels
+@pytest.mark.parametrize(("dtype", "bits"), [(BF16, 7), (FP16, 10)])
+def test_every_short_mantissa_under_every_scale(dtype, bits):
+    """All 16-bit numbers that round to anything but zero, under block scales of every mantissa: ties and neighbours."""
+    mantissas = 1 + torch.arange(2**bits) / 2**bits
+    rows = []
+    for mantissa in range(8, 16):
+        step = mantissa / 8
+        values = (mantissas[:, None] * 2.0 ** torch.arange(-4, 4)).flatten()
+        values = values[values <= 6 * step]
+        values = torch.nn.functional.pad(values, (0, 15 * 2**bits // 2 - len(values)))
+        blocks = torch.cat([values.view(-1, 15), torch.full((2**bits // 2, 1), 6 * step)], dim=1)
+        first = torch.zeros(16)
+        first[3] = 448 * 6 / 16
+        rows.append(torch.cat([first, blocks.flatten()]))
+    x = torch.stack(rows)
+    assert torch.equal(x.to(dtype).float(), x)
+    x = torch.cat([x, -x]).to(dtype).to(DEVICE)
+    expected = quantize_rows(x)
+    assert len(set(expected.scales.float()[:, 1:].flatten().tolist())) == 8
+    same(Exact().quantize(x), expected)
+    same(Exact().quantize(x.float()), expected)
+
+
+@kernels
 def test_around_every_midpoint_of_scales():
     """Blocks whose amax/6/g lies at, below and above the midpoint of two E4M3 numbers."""
     each = torch.arange(8, 127, dtype=torch.uint8).view(torch.float8_e4m3fn).double()

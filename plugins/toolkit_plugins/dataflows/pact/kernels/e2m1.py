@@ -21,6 +21,18 @@ def quotient(x, by, reciprocal):
 
 
 @triton.jit
+def near_quotient(x, reciprocal):
+    """A number on the same side of every midpoint of E2M1's levels as x/by, or the midpoint itself where that is.
+
+    Of x with at most eleven significant bits (float16, bfloat16) and `by` with four, x/by is a midpoint or at least
+    2⁻¹¹ of itself away. Enlarged by 2⁻²⁰, which outweighs the reciprocal's error of up to 2⁻²¹, and cut to 19 bits, a
+    midpoint comes out as itself, and nothing else crosses it.
+    """
+    grown = x * (reciprocal * 1.00000095367431640625)
+    return (grown.to(tl.int32, bitcast=True) & _CUT).to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def nearest(size):
     """(code, level) of sizes in 0 … 7, ties to the even code; the last three bits alone are the code's.
 

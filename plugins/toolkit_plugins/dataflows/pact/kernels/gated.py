@@ -38,18 +38,20 @@ def gated_kernel(
     up = load(up_ptr, up_stride, 0.0, count, width, ROWS, BLOCKS)
     dtype: tl.constexpr = values_ptr.dtype.element_ty
     if KEEP or ROUND_FIRST:
-        codes, levels, step, scale, g = round_tile(gate, gate, False)
+        codes, levels, step, scale, g = round_tile(
+            gate, gate, False, gate_ptr.dtype.element_ty.primitive_bitwidth == 16
+        )
         if KEEP:
             store_rows(gate_codes, gate_scales, gate_g, codes, gate, scale, g, count, width, ROWS, BLOCKS)
         if ROUND_FIRST:
             gate = values_of(levels, gate, step).to(dtype).to(tl.float32)
-        codes, levels, step, scale, g = round_tile(up, up, False)
+        codes, levels, step, scale, g = round_tile(up, up, False, up_ptr.dtype.element_ty.primitive_bitwidth == 16)
         if KEEP:
             store_rows(up_codes, up_scales, up_g, codes, up, scale, g, count, width, ROWS, BLOCKS)
         if ROUND_FIRST:
             up = values_of(levels, up, step).to(dtype).to(tl.float32)
     h = gate * _sigmoid(gate) * up
-    codes, levels, step, scale, g = round_tile(h, h, False)
+    codes, levels, step, scale, g = round_tile(h, h, False, False)
     store_rows(codes_ptr, scales_ptr, g_ptr, codes, h, scale, g, count, width, ROWS, BLOCKS)
     tl.store(values_ptr + row * width + column, values_of(levels, h, step).to(dtype), mask=there)
 

@@ -36,7 +36,7 @@ def norm_kernel(
     mean = tl.sum(tl.sum(x * x, axis=2), axis=1) / width
     rstd = tl.rsqrt(mean + eps)
     y = x * rstd[:, None, None] * weight
-    codes, levels, step, scale, g = round_tile(y, y, False)
+    codes, levels, step, scale, g = round_tile(y, y, False, False)
     store_rows(codes_ptr, scales_ptr, g_ptr, codes, y, scale, g, count, width, ROWS, BLOCKS)
     lines = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     tl.store(rstd_ptr + lines, rstd, mask=lines < count)

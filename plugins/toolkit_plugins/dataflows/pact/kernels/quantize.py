@@ -40,7 +40,8 @@ def quantize_kernel(
         noise = _uniform(tl.load(noise_ptr), row, width, BLOCKS, ROWS)
     else:
         noise = x
-    codes, levels, step, scale, g = round_tile(x, noise, MODE != 0)
+    short: tl.constexpr = x_ptr.dtype.element_ty.primitive_bitwidth == 16
+    codes, levels, step, scale, g = round_tile(x, noise, MODE != 0, short)
     if CODES:
         store_rows(codes_ptr, scales_ptr, g_ptr, codes, x, scale, g, count, width, ROWS, BLOCKS)
     if VALUES:

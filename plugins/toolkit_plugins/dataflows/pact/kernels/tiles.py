@@ -3,7 +3,15 @@
 import triton
 import triton.language as tl
 
-from toolkit_plugins.dataflows.pact.kernels.e2m1 import nearest, quotient, signed, stochastic, unpacked, words
+from toolkit_plugins.dataflows.pact.kernels.e2m1 import (
+    near_quotient,
+    nearest,
+    quotient,
+    signed,
+    stochastic,
+    unpacked,
+    words,
+)
 from toolkit_plugins.dataflows.pact.kernels.e4m3 import block_scale, row_scale, scale_value
 
 
@@ -41,18 +49,23 @@ def _whole(first, second, ROWS: tl.constexpr, BLOCKS: tl.constexpr):
 
 
 @triton.jit
-def round_tile(x, noise, STOCHASTIC: tl.constexpr):
+def round_tile(x, noise, STOCHASTIC: tl.constexpr, SHORT: tl.constexpr):
     """NVFP4 of float32 rows (R, B, 16): (codes, their sizes, s·g (R, B), E4M3 codes (R, B), g (R,)).
 
     Args:
         noise: as x, read where the rounding is stochastic.
+        SHORT: whether x comes from a 16-bit format.
     """
     sizes = x.to(tl.int32, bitcast=True) & 0x7FFFFFFF
     blockmax = tl.max(sizes, axis=2)
     g, inverse = row_scale(tl.max(blockmax, axis=1))
     scale, s = block_scale(blockmax, inverse[:, None], STOCHASTIC)
     step = s * g[:, None]
-    ratio = quotient(sizes.to(tl.float32, bitcast=True), step[:, :, None], (1.0 / step)[:, :, None])
+    sizes, reciprocal = sizes.to(tl.float32, bitcast=True), (1.0 / step)[:, :, None]
+    if SHORT and not STOCHASTIC:
+        ratio = near_quotient(sizes, reciprocal)
+    else:
+        ratio = quotient(sizes, step[:, :, None], reciprocal)
     if STOCHASTIC:
         codes, levels = stochastic(ratio, noise)
     else:
