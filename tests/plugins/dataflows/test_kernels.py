@@ -208,6 +208,42 @@ def test_every_short_mantissa_under_every_scale(dtype, bits):
     assert len(set(expected.scales.float()[:, 1:].flatten().tolist())) == 8
     same(Exact().quantize(x), expected)
     same(Exact().quantize(x.float()), expected)
+    never = torch.zeros(x.shape, device=DEVICE)  # rounds up all that is not a level
+    same(Exact().quantize(x, never), quantize_rows(x, never))
+
+
+if TRITON:
+    import triton
+    import triton.language as tl
+    from toolkit_plugins.dataflows.pact.kernels.e2m1 import near_quotient, quotient
+
+    @triton.jit
+    def both_quotients(x_ptr, by_ptr, reciprocal_ptr, near_ptr, whole_ptr, SIZE: tl.constexpr):
+        at = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
+        x, reciprocal = tl.load(x_ptr + at), tl.load(reciprocal_ptr + at)
+        tl.store(near_ptr + at, near_quotient(x, reciprocal))
+        tl.store(whole_ptr + at, quotient(x, tl.load(by_ptr + at), reciprocal))
+
+
+@kernels
+@pytest.mark.parametrize("off", [-2, -1, 0, 1, 2])
+def test_quotients_under_reciprocals_that_are_off(off):
+    """A GPU's reciprocals are right to two units of the last place: sides of midpoints and quotients are right."""
+    generator = torch.Generator().manual_seed(off)
+    size = 4096
+    by = torch.randint(8, 16, (16 * size,), generator=generator) * 2.0 ** torch.randint(-6, 6, (16 * size,))
+    ties = MIDPOINTS[torch.randint(0, 7, by.shape, generator=generator)] * by
+    short = ((1024 + torch.randint(0, 1024, by.shape, generator=generator)) / 2048 * 6 * by).to(FP16).float()
+    long = torch.rand(by.shape, generator=generator) * 6 * by
+    reciprocal = ((1 / by).view(torch.int32) + off).view(FP32)
+    for x in (ties.float(), short, long):
+        given = [each.to(DEVICE) for each in (x, by, reciprocal)]
+        near, whole = torch.empty_like(given[0]), torch.empty_like(given[0])
+        both_quotients[(16,)](*given, near, whole, SIZE=size)
+        assert torch.equal(whole.cpu(), x / by)
+        if x is not long:
+            sides = [(each.double()[:, None] - MIDPOINTS).sign() for each in (near.cpu(), x.double() / by)]
+            assert torch.equal(*sides)
 
 
 @kernels
