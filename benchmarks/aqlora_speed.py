@@ -1,6 +1,6 @@
 """The speed table of AQLoRA (§6, Tables 3 and 4) for this machine: timing sessions on a model of Llama-3.2-1B's shape.
 
-    python benchmarks/aqlora_speed.py [--out build/aqlora-speed] [--sessions 2] [--rounds 5] [--seconds 1] [--graphs] [--small]
+    python benchmarks/aqlora_speed.py [--out build/aqlora-speed] [--sessions 2] [--rounds 5] [--graphs] [--small]
 
 The paper's setting: batch 6 × 8, at most 600 tokens, r = 8, alpha = 16, no checkpointing; its data are not needed for
 a time, so the rows are random text of 200 to 600 tokens. Weights are random too: which layers have the largest

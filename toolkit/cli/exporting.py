@@ -46,7 +46,7 @@ def export(
 ) -> None:
     """Write a run's adapter or model in a form that other libraries load; the folder appears whole or not at all.
 
-    Example: toolkit export results/runs/qlora--sums--0 --format peft -o adapter
+    Example: toolkit export results/runs/sums--qlora--seed0 --format peft -o adapter
 
     A base for vLLM: toolkit export plan.json --format compressed-tensors --model demo -o base
     """
@@ -99,4 +99,14 @@ def fuse(
     source = model or read.model
     if source is None:
         raise InputError(f"{plan} does not say which model it is of: name it (--model)")
-    emit(share(read, source), output)
+    made = share(read, source)
+    given = sum(made.layers[name].quantizer != read.layers.get(name, read.default).quantizer for name in made.layers)
+    if given:
+        print(f"{given} layers share the scale of their fused group", file=sys.stderr)
+    else:
+        print(
+            "no layer was given a shared scale: a group is shared where all of it is planned with one quantizer, "
+            "whose scale is of the whole tensor and not given yet",
+            file=sys.stderr,
+        )
+    emit(made, output)

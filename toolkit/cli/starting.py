@@ -27,8 +27,8 @@ def initialize(
 ) -> None:
     """Compute what each layer's quantized base and adapter start from; build, train and export read the folder.
 
-    Example: toolkit plan top.json --rank 8 --initializer loftq -o plan.json; then: toolkit initialize plan.json
-    --model demo -o starts
+    Example: toolkit plan --base nf4 --rank 8 --initializer loftq -o plan.json; then: toolkit initialize
+    plan.json --model demo -o starts
     """
     from toolkit.records.plan import Plan
     from toolkit.runs.starting.computing import initialize as write

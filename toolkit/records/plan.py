@@ -89,8 +89,8 @@ class Plan(File):
                 adapter, for most); protected layers start plainly.
 
         Raises:
-            InputError: unknown quantizer, scaler, initializer or data flow, the two selections are of different models, `adapt`
-                without a rank, or an initializer that fits an adapter without one, or cannot start such a base.
+            InputError: unknown quantizer, scaler, initializer or data flow, the two selections are of different models,
+                `adapt` without a rank, or an initializer that fits an adapter without one, or cannot start such a base.
         """
         from toolkit.registry import registry
 

@@ -170,7 +170,7 @@ def test_what_is_refused(key):
         tk.initialize(weight, key, rank=4, moments=tk.Moments(torch.eye(16), 1))
     with pytest.raises(tk.InputError, match="with NaN or infinity"):
         tk.initialize(weight, key, rank=4, moments=tk.Moments(torch.full((24, 24), float("nan")), 1))
-    with pytest.raises(tk.InputError, match="layer weight: .* rounded by none; these are by nvfp4"):
+    with pytest.raises(tk.InputError, match=r"layer weight: .* rounded by none; these are by nvfp4"):
         tk.initialize(weight, key, rank=4, moments=tk.Moments(torch.eye(24), 1, "nvfp4"))
     with pytest.raises(tk.InputError, match="above 0"):
         tk.initializer(key, damping=0)

@@ -204,6 +204,8 @@ def _packed(origin: Origin, opened: Opened, asked: Asked) -> Exported:
             opened.model, folder, origin.model, packed=tensors, quantization=config, shard=asked.shard
         )
         checked = _verify(asked.form, folder, held, opened, origin) if asked.verify else []
+        if asked.verify and not checked:
+            notes.append(compressed_tensors.UNREAD)
         return _report(
             origin,
             folder,
@@ -237,6 +239,12 @@ def _about(opened: Opened, held: Mapping[str, Held], kept: Mapping[str, Kept]) -
 
 def _notes(opened: Opened, origin: Origin, asked: Asked, held: Mapping[str, Held]) -> list[str]:
     notes = []
+    made = len(opened.starts.records) if origin.start is None else 0
+    if made:
+        notes.append(
+            f"{made} layers were started anew by their initializers, since no folder of starts is given; "
+            "one that is kept (toolkit initialize PLAN -o DIR, --start DIR) is the same on every machine"
+        )
     adapted = any(plan.adapter is not None for plan in opened.plans.values())
     if adapted and (origin.adapter is not None or origin.begun) and not asked.merge:
         notes.append("the base alone: the adapter is exported apart, by the format peft")
