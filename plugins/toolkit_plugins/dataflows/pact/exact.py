@@ -37,6 +37,14 @@ class Exact(Execution):
 
         return unpack(rows, dtype)
 
+    def rounded(self, x: torch.Tensor, dtype: torch.dtype) -> tuple[Rows, torch.Tensor]:
+        """As `reference`, in one pass over x."""
+        from toolkit_plugins.dataflows.pact.kernels.quantize import quantize
+
+        rows, values = quantize(x, dtype=dtype)
+        assert rows is not None and values is not None
+        return rows, values
+
     def product(
         self, rows: Rows, layer: PactLinear, dtype: torch.dtype, values: torch.Tensor | None = None
     ) -> torch.Tensor:

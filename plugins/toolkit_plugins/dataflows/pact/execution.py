@@ -28,6 +28,11 @@ class Execution:
         """x̂ (M, K)."""
         return rows.values(dtype)
 
+    def rounded(self, x: torch.Tensor, dtype: torch.dtype) -> tuple[Rows, torch.Tensor]:
+        """NVFP4 of each row to nearest, and x̂ (M, K)."""
+        rows = self.quantize(x)
+        return rows, self.values(rows, dtype)
+
     def product(
         self, rows: Rows, layer: PactLinear, dtype: torch.dtype, values: torch.Tensor | None = None
     ) -> torch.Tensor:

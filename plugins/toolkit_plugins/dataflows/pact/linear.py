@@ -38,16 +38,17 @@ class _Multiply(torch.autograd.Function):
     def forward(ctx: Any, x: Any, a: Any, b: Any, layer: PactLinear, scaling: float, known: Any) -> torch.Tensor:
         run, dtype = layer.execution, layer.compute_dtype
         flat = x.reshape(-1, layer.in_features)
-        rows = run.quantize(flat) if known is None else known.rows
-        y = run.product(rows, layer, dtype, flat if known is not None and known.exact else None)
-        ctx.layer, ctx.scaling, ctx.dtype, ctx.width = layer, scaling, x.dtype, rows.width
+        if known is None:
+            rows, flat = run.rounded(flat, dtype)
+        else:
+            rows = known.rows
         ctx.dense = known is not None and not known.exact
+        y = run.product(rows, layer, dtype, None if ctx.dense else flat)
+        ctx.layer, ctx.scaling, ctx.dtype, ctx.width = layer, scaling, x.dtype, rows.width
         if a is not None:
-            if known is None:
-                flat = run.values(rows, dtype)
             flat = flat.to(dtype)
             low = flat @ a.to(dtype).mT
-            y = torch.addmm(y, low, b.to(dtype).mT, alpha=scaling)
+            y.addmm_(low, b.to(dtype).mT, alpha=scaling)
             kept = (flat,) if ctx.dense else (rows.codes, rows.scales, rows.g)
             if not layer.settings.reuse:
                 kept = tuple(each.clone() for each in kept)
@@ -78,7 +79,7 @@ class _Multiply(torch.autograd.Function):
             if ctx.needs_input_grad[2]:
                 db = (s * (flat.mT @ low)).to(b.dtype)
             if dx is not None:
-                dx = torch.addmm(dx, back, a.to(dtype))
+                dx.addmm_(back, a.to(dtype))
         if dx is not None:
             dx = dx.view(*gradient.shape[:-1], layer.in_features).to(ctx.dtype)
         return dx, da, db, None, None, None
