@@ -18,13 +18,13 @@ OUT, IN, RANK, SCALING = 144, 208, 4, 2.5
 class FP8OnCPU(FP8):
     """The products of `fp8` in plain tensor operations, and rounding too."""
 
-    quantize, values = Execution.quantize, Execution.values
+    quantize, values, rounded = Execution.quantize, Execution.values, Execution.rounded
 
 
 class NativeOnCPU(Native):
     """The products of `native` likewise."""
 
-    quantize, values = Execution.quantize, Execution.values
+    quantize, values, rounded = Execution.quantize, Execution.values, Execution.rounded
 
 
 def step(run: Execution, settings: Settings, device: str = "cpu") -> dict[str, torch.Tensor]:
