@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 from hypothesis import given
@@ -240,6 +242,36 @@ def test_a_base_that_an_initializer_made_is_kept_or_refused(tmp_path, source):
     anew = tk.export(folder, "compressed-tensors", tmp_path / "anew", fused="requantize", **give)
     moved = [layer.rescaled for layer in anew.layers.values() if layer.rescaled is not None]
     assert moved and all(0 < m < 0.06 for m in moved)
+
+
+@pytest.mark.parametrize("initializer", ["loftq(iterations=1)", "pissa"])
+def test_a_base_whose_error_an_adapter_was_fitted_to_is_not_moved(tmp_path, source, initializer):
+    """One pass of LoftQ leaves the base as the quantizer makes it; A and B fit no other."""
+    plan = plan_of("nvfp4", initializer=initializer)
+    folder = begin(tmp_path / "starts", source("llama"), plan, initializer)
+    with pytest.raises(InputError, match=r"proj has a base .*under a scale of its own.*toolkit fuse"):
+        tk.export(folder, "compressed-tensors", tmp_path / "no", model=source("llama"))
+    kept = tk.export(folder, "compressed-tensors", tmp_path / "kept", model=source("llama"), fused="separate")
+    assert all(layer.rescaled is None for layer in kept.layers.values())
+    plan_of("nvfp4", rank=None).save(tmp_path / "plan.json")
+    shared = tk.export(tmp_path / "plan.json", "compressed-tensors", tmp_path / "plain", model=source("llama"))
+    assert any(layer.rescaled for layer in shared.layers.values())
+    again = begin(tmp_path / "again", source("llama"), tk.fuse(plan, source("llama")), initializer)
+    fused = tk.export(again, "compressed-tensors", tmp_path / "fused", model=source("llama"))
+    assert all(layer.rescaled is None for layer in fused.layers.values())
+
+
+def test_without_the_library_it_is_said_that_nothing_was_read_back(tmp_path, source, monkeypatch):
+    plan = plan_of("mxfp4", rank=None)
+    _, checked = exported(tmp_path, source, plan)
+    assert checked.checked and compressed_tensors.UNREAD not in checked.notes
+    for name in [name for name in sys.modules if name.partition(".")[0] == "compressed_tensors"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "compressed_tensors", None)
+    _, unread = exported(tmp_path, source, plan, force=True)
+    assert unread.checked == [] and compressed_tensors.UNREAD in unread.notes
+    _, unasked = exported(tmp_path, source, plan, force=True, verify=False)
+    assert unasked.checked == [] and unasked.notes == []
 
 
 def test_stock_peft_on_the_decoded_base_has_the_logits_of_the_run(tmp_path, source, adapted):

@@ -129,7 +129,7 @@ def test_other_weights_are_refused(tmp_path, source, adapted):
         ("bnb", {"base": "x"}, "for the format peft alone"),
         ("bnb", {"dtype": "int8"}, "no compute dtype is called 'int8'"),
         ("bnb", {"shard": "many"}, "shards of 'many'"),
-        ("bnb", {"merge": True}, "no adapter to merge|has no adapter of layer"),
+        ("bnb", {"merge": True}, "plan.json holds no adapter to merge"),
     ],
 )
 def test_options_that_are_none_are_refused(tmp_path, source, form, more, message):
@@ -137,6 +137,26 @@ def test_options_that_are_none_are_refused(tmp_path, source, form, more, message
     with pytest.raises(InputError, match=message):
         tk.export(tmp_path / "plan.json", form, tmp_path / "out", model=source("llama"), **more)
     assert not (tmp_path / "out").exists() and not list(tmp_path.glob(".out*"))
+
+
+def test_layers_that_are_started_for_an_export_alone_are_said(tmp_path, source):
+    plan = plan_of("nf4", ("model.layers.0.self_attn.v_proj",), initializer="loftq")
+    plan = plan.model_copy(
+        update={"layers": {n: p.model_copy(update={"adapter": None}) for n, p in plan.layers.items()}}
+    )
+    plan.save(tmp_path / "plan.json")
+    made = tk.export(tmp_path / "plan.json", "bnb", tmp_path / "anew", model=source("llama"), verify=False)
+    (note,) = [note for note in made.notes if "started anew" in note]
+    assert note.startswith(f"{len(made.layers) - 1} layers, such as ")
+    folder = begin(tmp_path / "starts", source("llama"), plan)
+    kept = tk.export(folder, "bnb", tmp_path / "kept", model=source("llama"), verify=False)
+    assert kept.layers and not any("started anew" in note for note in kept.notes)
+
+
+def test_a_plan_has_no_adapter_to_merge(tmp_path, source):
+    plan_of("nf4").save(tmp_path / "plan.json")
+    with pytest.raises(InputError, match=r"plan.json holds no adapter to merge, and 14 layers, such as .* starts$"):
+        tk.export(tmp_path / "plan.json", "merged", tmp_path / "out", model=source("llama"))
 
 
 # the folder

@@ -66,6 +66,11 @@ def changes_of(origin: Origin, layers: Mapping[str, LayerPlan]) -> dict[str, Cha
         found = _begun(origin, layers)
     planned = {name for name, layer in layers.items() if layer.adapter is not None and not _absent(origin, layer)}
     if missing := sorted(planned - set(found)):
+        if origin.adapter is None and origin.start is None:
+            raise InputError(
+                f"{origin.path} holds no adapter to merge, and {len(missing)} layers, such as {missing[0]}, are "
+                "planned with one: name a run that kept its adapter, the folder of an adapter, or a folder of starts"
+            )
         raise InputError(
             f"{origin.path} has no adapter of layer {missing[0]} ({len(missing)} such), which the plan adapts"
         )

@@ -3,14 +3,15 @@
 vLLM computes q, k and v as one product, and gate and up as one: it takes one global scale for all of them, and
 decodes the others wrongly. So layers of one module that are fused there share a scale by
 default. Where their own scales differ, a base that the quantizer made is quantized anew from the dense weights under
-the largest of them; a base that an initializer made is refused, for rounding it again would undo what it was made for.
+the largest of them; a base that an initializer made is refused, for rounding it again would undo what it was made for,
+and so is a base whose error an adapter was fitted to.
 """
 
 from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -26,6 +27,11 @@ Fused = Literal["shared", "separate", "requantize"]
 FUSED: tuple[Fused, ...] = ("shared", "separate", "requantize")
 GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("w1", "w3"))
 """Roles of one module that serving engines compute as one product."""
+UNREAD = (
+    "compressed-tensors is not installed, so that nothing was read back and compared: "
+    "pip install 'qlora-toolkit[exports]', and export again"
+)
+"""What is said of an export that its library could not read."""
 
 
 def fused(names: Iterable[str]) -> list[list[str]]:
@@ -39,19 +45,28 @@ def fused(names: Iterable[str]) -> list[list[str]]:
     return [group for group in found.values() if len(group) > 1]
 
 
-def share(held: dict[str, Held], every: Iterable[str], how: Fused, *, trained: bool = False) -> list[str]:
+def share(
+    held: dict[str, Held],
+    every: Iterable[str],
+    how: Fused,
+    *,
+    trained: bool = False,
+    fitted: Container[str] = (),
+) -> list[str]:
     """Give fused layers one scale, in place, as `how` says; `separate` leaves them as they are.
 
     Args:
         every: names of all layers, quantized or not.
         trained: whether an adapter was trained on these bases: then they are rounded again from what they are, which
             moves them a third as far as rounding the dense weights does (2 to 3 % of ‖Ŵ‖, and not 8 to 9).
+        fitted: names of layers whose adapter holds what their base lost, and fits no other base.
 
     Returns:
         What a reader has to know.
 
     Raises:
-        InputError: a fused group is quantized in part; or its scales differ and an initializer made the bases.
+        InputError: a fused group is quantized in part; or its scales differ and an initializer made the bases, or
+            fitted adapters to them.
     """
     groups = fused(every)
     if how == "separate":
@@ -78,7 +93,7 @@ def share(held: dict[str, Held], every: Iterable[str], how: Fused, *, trained: b
         largest = max(known.values())
         for name, scale in known.items():
             if scale != largest:
-                _rescale(name, held, largest, how, trained)
+                _rescale(name, held, largest, how, trained, name in fitted)
                 changed += 1
     if not changed:
         return []
@@ -96,15 +111,16 @@ def _scale(held: Mapping[str, Held], name: str) -> float | None:
     return held[name].layout.scale(held[name].packed) if name in held else None
 
 
-def _rescale(name: str, held: dict[str, Held], scale: float, how: Fused, trained: bool) -> None:
+def _rescale(name: str, held: dict[str, Held], scale: float, how: Fused, trained: bool, fitted: bool) -> None:
     each = held[name]
     before = each.packed.dequantize(torch.float32)
     reference = each.reference()
-    if reference is None and how != "requantize":
+    if (reference is None or fitted) and how != "requantize":
+        made = "that an initializer made" if reference is None else "whose error an initializer fitted its adapter to"
         raise InputError(
-            f"layer {name} has a base that an initializer made, under a scale of its own, and vLLM reads one scale for "
-            "what it fuses: make it under a shared one (tk.fuse, toolkit fuse PLAN) before it is calibrated; or "
-            "fused='separate' (--fused separate) keeps the base bit for bit, for transformers, and fused='requantize' "
+            f"layer {name} has a base {made}, under a scale of its own, and vLLM reads one scale for what it fuses: "
+            "make it under a shared one (tk.fuse, toolkit fuse PLAN) before layers are started; or fused='separate' "
+            "(--fused separate) keeps the base bit for bit, for transformers, and fused='requantize' "
             "(--fused requantize) rounds it again and reports the change"
         )
     if reference is None or trained:

@@ -14,6 +14,8 @@ import torch
 from toolkit.errors import InputError, closest
 from toolkit.records.exported import Exported, ExportedLayer
 from toolkit.records.io import write_json
+from toolkit.records.plan import LayerPlan
+from toolkit.registry import registry
 from toolkit.runs import adapters
 from toolkit.runs.exporting import bnb, compressed_tensors, peft
 from toolkit.runs.exporting.changes import Change, Kept, changes_of
@@ -158,7 +160,7 @@ def _merged(origin: Origin, opened: Opened, asked: Asked) -> Exported:
     cast(opened.model, opened.dtype)
     about = {name: ExportedLayer(merged=kept[name].survival() if name in kept else None) for name in opened.layers}
     with whole(asked.output, force=asked.force) as folder:
-        notes = write_checkpoint(opened.model, folder, origin.model, shard=asked.shard)
+        notes = _anew(origin, opened) + write_checkpoint(opened.model, folder, origin.model, shard=asked.shard)
         return _report(
             origin,
             folder,
@@ -192,7 +194,8 @@ def _packed(origin: Origin, opened: Opened, asked: Asked) -> Exported:
     notes = _notes(opened, origin, asked, held)
     if asked.form == "compressed-tensors":
         trained = origin.adapter is not None and not asked.merge
-        notes += compressed_tensors.share(held, opened.layers, asked.fused, trained=trained)
+        fitted = set() if asked.merge else _fitted(opened.plans)
+        notes += compressed_tensors.share(held, opened.layers, asked.fused, trained=trained, fitted=fitted)
     in_packed = arrived(held)
     refuse_lost(in_packed, held, asked.least)
     kept |= in_packed
@@ -237,14 +240,28 @@ def _about(opened: Opened, held: Mapping[str, Held], kept: Mapping[str, Kept]) -
     return found
 
 
+def _fitted(plans: Mapping[str, LayerPlan]) -> set[str]:
+    """Layers whose adapter an initializer fits to what the base lost, whether it changes the base or not."""
+    return {
+        name
+        for name, plan in plans.items()
+        if plan.adapter is not None and not registry.make("initializer", plan.initializer).plain
+    }
+
+
+def _anew(origin: Origin, opened: Opened) -> list[str]:
+    """Starts that were not read but made here."""
+    made = list(opened.starts.records) if origin.start is None else []
+    if not made:
+        return []
+    return [
+        f"{len(made)} layers, such as {made[0]}, were started anew by their initializers, for no folder of starts was "
+        "found or given (toolkit initialize PLAN -o DIR makes one, start= (--start DIR) names it)"
+    ]
+
+
 def _notes(opened: Opened, origin: Origin, asked: Asked, held: Mapping[str, Held]) -> list[str]:
-    notes = []
-    made = len(opened.starts.records) if origin.start is None else 0
-    if made:
-        notes.append(
-            f"{made} layers were started anew by their initializers, since no folder of starts is given; "
-            "one that is kept (toolkit initialize PLAN -o DIR, --start DIR) is the same on every machine"
-        )
+    notes = _anew(origin, opened)
     adapted = any(plan.adapter is not None for plan in opened.plans.values())
     if adapted and (origin.adapter is not None or origin.begun) and not asked.merge:
         notes.append("the base alone: the adapter is exported apart, by the format peft")
