@@ -4,14 +4,17 @@ import csv
 import io
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 
 import pytest
 import yaml
+from typer.main import get_command
 
 import toolkit as tk
-from toolkit.cli import main
+from toolkit.cli import app, main
 
 STUDY = {
     "name": "tiny",
@@ -145,6 +148,12 @@ def test_another_text_is_refused_in_the_same_folder(profiled, text_file, tmp_pat
         (["select", "top-error", "--profile", "missing.json", "--budget", "layers=0.2"], ["missing.json"]),
         (["plan", "--base", "nf5"], ["nf5", "nf4"]),
         (["list", "selector"], ["'selectors'"]),
+        (
+            ["calibrate", "loftq(base=gptq)", "--text", "x.txt"],
+            ["is an initializer", "'loftq(base=gptq)' -o plan.json"],
+        ),
+        (["calibrate", "gradient-sensitivity", "--text", "x"], ["--text plays no part"]),
+        (["fuse", "missing.json", "--model", "demo"], ["missing.json"]),
         (["profile", "./no/such/model"], ["no/such/model"]),
         (["run", "studies/ranking-contrl"], ["ranking-contrl"]),
         (["table", "./nowhere"], ["nowhere"]),
@@ -155,6 +164,41 @@ def test_bad_input_is_one_clear_error(profiled, capsys, arguments, words):
     assert error.startswith("error: ") and "Traceback" not in error and len(error.splitlines()) <= 4
     for word in words:
         assert word in error
+
+
+@pytest.mark.parametrize("verb", ["initialize", "calibrate", "fuse"])
+def test_a_plan_file_is_named_with_its_neighbours_and_its_model_asked_for(verb, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    tk.Plan.protecting(None, "nf4", rank=4, initializer="loftq").save("plan.json")
+    more = ["-o", "out"] if verb != "calibrate" else ["-o", "out", "--text", "python-topics"]
+    assert "pln.json; did you mean 'plan.json'?" in fails(capsys, 2, verb, "pln.json", *more)
+    assert "--model" in fails(capsys, 2, verb, "plan.json", *more) and not (tmp_path / "out").exists()
+
+
+def test_fuse_says_how_many_layers_share_a_scale(profiled, capsys, tmp_path):
+    model, _ = profiled
+    for base, words in (
+        ("nvfp4", "layers share the scale of their fused group"),
+        ("nf4", "no layer was given a shared"),
+    ):
+        tk.Plan.protecting(None, base).save(tmp_path / "plan.json")
+        capsys.readouterr()
+        ok("fuse", tmp_path / "plan.json", "--model", model, "-o", tmp_path / "fused.json")
+        said = capsys.readouterr().err
+        assert words in said
+        given = [layer for layer in tk.Plan.load(tmp_path / "fused.json").layers.values() if "amax" in layer.quantizer]
+        assert (f"{len(given)} layers share" in said) == bool(given) == (base == "nvfp4")
+
+
+def test_every_example_in_a_help_text_parses():
+    commands = get_command(app).commands
+    seen = 0
+    for command in commands.values():
+        pieces = re.split(r"\b(?:[A-Z][a-z-]*|then)(?: \w+)*: (?=toolkit )", " ".join((command.help or "").split()))
+        for words in (shlex.split(piece.partition(";")[0]) for piece in pieces[1:]):
+            commands[words[1]].make_context(words[1], words[2:])
+            seen += 1
+    assert seen >= len(commands)
 
 
 def test_debug_shows_the_traceback():

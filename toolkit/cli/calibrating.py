@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -9,7 +10,7 @@ from typing import Annotated
 import typer
 
 from toolkit.cli.output import app, check, emit
-from toolkit.errors import InputError
+from toolkit.errors import InputError, closest
 
 
 @app.command()
@@ -71,7 +72,10 @@ def calibrate(
         _plan(Path(what[0]), model, output, _given(common | of_plans))
     else:
         if what[0].endswith(".json"):
-            raise InputError(f"there is no plan {what[0]}, and no selector is called so")
+            beside = [p.name for p in Path(what[0]).parent.glob("*.json")]
+            near = closest(Path(what[0]).name, beside) if beside else ""
+            raise InputError(f"there is no plan {what[0]}" + (f"; {near}" if near.startswith("did you mean") else ""))
+        _no_initializers(what)
         _refuse(of_plans, "selectors")
         _selectors(what, model, output, _given(common | of_selectors))
 
@@ -86,6 +90,20 @@ def _refuse(options: dict[str, object], what: str) -> None:
         raise InputError(f"--{key} plays no part where {what} {'is' if what == 'a plan' else 'are'} calibrated")
 
 
+def _no_initializers(keys: list[str]) -> None:
+    """An initializer is calibrated as part of a plan."""
+    from toolkit.registry import registry
+    from toolkit.spec import parse
+
+    known = registry.of_kind("initializer")
+    for key in keys:
+        if parse(key)[0] in known:
+            raise InputError(
+                f"{key} is an initializer, and is calibrated as part of a plan: toolkit plan --base QUANTIZER --rank R "
+                f"--initializer {shlex.quote(key)} -o plan.json; then: toolkit calibrate plan.json --text FILE -o DIR"
+            )
+
+
 def _needed(option: str, value: object, why: str) -> None:
     if value is None:
         raise InputError(f"{option} is needed: {why}")
@@ -97,6 +115,7 @@ def _plan(path: Path, model: str | None, output: Path | None, options: dict) -> 
     from toolkit.runs.starting.calibrating import calibrate as write
 
     plan = Plan.load(path)
+    _needed("--model", model or plan.model, "the plan names none")
     _needed("--text", options.get("text"), "what the plan's initializers are calibrated on")
     _needed("-o", output, "the folder of the starts")
     assert output is not None

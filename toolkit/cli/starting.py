@@ -30,10 +30,14 @@ def initialize(
     Example: toolkit plan --base nf4 --rank 8 --initializer loftq -o plan.json; then: toolkit initialize
     plan.json --model demo -o starts
     """
+    from toolkit.errors import InputError
     from toolkit.records.plan import Plan
     from toolkit.runs.starting.computing import initialize as write
 
-    file = write(Plan.load(plan), model, output, seed=seed, dtype=dtype, device=device)
+    read = Plan.load(plan)
+    if model is None and read.model is None:
+        raise InputError(f"{plan} does not say which model it is of: name it (--model)")
+    file = write(read, model, output, seed=seed, dtype=dtype, device=device)
     for line in summary(file):
         print(line, file=sys.stderr)
     print(f"wrote {output}", file=sys.stderr)
