@@ -4,6 +4,8 @@ import re
 import shlex
 from pathlib import Path
 
+import pytest
+import torch
 import yaml
 from typer.main import get_command
 
@@ -34,6 +36,18 @@ def test_the_defaults_on_the_page_are_the_records():
         assert given["analysis"][name] == getattr(plain, name), name
     assert (given["rank"], given["scaler"], given["calibration"]["windows"]) == (8, "lora", 64)
     assert StartArm(name="plain").initializer == "zero"
+
+
+def test_one_layer_on_the_page_is_started_from_its_inputs():
+    (block,) = re.findall(r"```python\n(.*?)```", PAGE, re.S)
+    names: dict = {}
+    torch.manual_seed(0)
+    exec(block, names)
+    start = names["start"]
+    full = start.base.dequantize() + start.scaling * start.B @ start.A
+    assert start.scaling == pytest.approx(16 / 8**0.5) and start.residuals[-1] < start.residuals[0]
+    missed = torch.linalg.norm(names["weight"] - full) / torch.linalg.norm(names["weight"])
+    assert float(missed) == pytest.approx(min(start.residuals), rel=1e-4)
 
 
 def test_every_command_on_the_page_is_a_verb_with_these_options():

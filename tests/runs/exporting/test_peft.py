@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 from peft import AutoPeftModelForCausalLM, PeftModel
@@ -34,6 +37,19 @@ def test_stock_peft_has_the_logits_of_the_run(tmp_path, source, adapted, scaler,
     assert report.notes == [] and len(report.adapter) == 64
     held = load_file(tmp_path / "out" / adapters.WEIGHTS)
     assert {t.dtype for t in held.values()} == {torch.float32} and len(held) == 28
+
+
+def test_the_pages_code_loads_what_was_exported(tmp_path, source, adapted, monkeypatch):
+    page = (Path(__file__).parents[3] / "docs" / "exports.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```python\n(.*?)```", page, re.S)
+    adapter, ours = adapted("llama", "nf4")
+    tk.export(adapter, "bnb", tmp_path / "base", model=source("llama"))
+    (tmp_path / "adapter").rename(tmp_path / "own")
+    tk.export(tmp_path / "own", "peft", tmp_path / "adapter", model=source("llama"), base=tmp_path / "base")
+    monkeypatch.chdir(tmp_path)
+    names: dict = {}
+    exec(block, names)
+    assert torch.equal(logits(names["model"]), logits(ours))
 
 
 def test_ranks_that_differ_are_told_of_and_read_rightly(tmp_path, source):
