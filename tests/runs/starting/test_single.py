@@ -90,3 +90,8 @@ def test_weights_that_are_not_finite(weight, value, initializer):
 def test_a_plain_base_that_its_dtype_cannot_hold_is_refused_by_name(weight):
     with pytest.raises(tk.InputError, match=r"layer mlp\.up: its base is too large for torch\.float16"):
         tk.initialize(weight * 1e6, "zero", rank=4, name="mlp.up", dtype=torch.float16)
+
+
+def test_moments_that_are_a_bare_tensor_are_answered_with_what_to_give():
+    with pytest.raises(tk.InputError, match=r"weight: moments are Tensor, and tk\.Moments\(second, tokens\)"):
+        tk.initialize(torch.randn(8, 16), "gptq", "nvfp4", moments=torch.eye(16))

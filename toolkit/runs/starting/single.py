@@ -61,7 +61,12 @@ def initialize(
     scaling = 1.0 if rank is None else float(registry.make("scaler", scaler)(alpha, rank))
     begin.check(shape, pack, rank)
     if begin.needs_calibration and moments is None:
-        raise InputError(f"initializer {begin.key} is calibrated: give the second moments of {name}'s inputs")
+        raise InputError(
+            f"initializer {begin.key} is calibrated: give the second moments of {name}'s inputs, as "
+            "moments=tk.Moments(second, tokens)"
+        )
+    if moments is not None and not isinstance(moments, Moments):
+        raise InputError(f"{name}: moments are {type(moments).__name__}, and tk.Moments(second, tokens) is asked for")
     if moments is not None:
         found = tuple(moments.second.shape)
         if found != (shape[1], shape[1]) or not bool(moments.second.isfinite().all()):

@@ -73,7 +73,7 @@ def source_of(
         raise InputError(f"plan is {plan!r:.60} ({type(plan).__name__}), and a Plan is asked for")
     if model is None:
         if plan.model is None:
-            raise InputError("the plan names no model, and none is given")
+            raise InputError("the plan names no model, and none is given: name it, as model= or --model")
         model = plan.model
     plan = plan.model_copy(update={"start": None})
     checked(plan)
