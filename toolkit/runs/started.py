@@ -63,8 +63,8 @@ def check(
             begin.check(shapes[name], quantizer, None if layer.adapter is None else layer.adapter.rank)  # type: ignore[arg-type]
             if begin.needs_calibration and not folder:
                 raise InputError(
-                    f"initializer {begin.key} is calibrated: make its starts by `{CALIBRATE}`, and build with start=DIR "
-                    "(--start DIR)"
+                    f"initializer {begin.key} is calibrated: make its starts by `{CALIBRATE}`, and build with "
+                    "start=DIR (--start DIR)"
                 )
         except InputError as error:
             raise InputError(f"layer {name}: {error}") from None
