@@ -99,8 +99,7 @@ def choose(asked: str, device: torch.device, settings: Settings | None = None) -
         raise InputError(f"data flow pact has no execution {asked!r}; {closest(asked, ['auto', *OFFERS])}")
     found = look(device)
     execution, why = _fastest(found, device) if asked == "auto" else (_asked(asked, found, device), "it was asked for")
-    departs = getattr(execution, "departs", None)
-    told = departs(settings) if departs is not None and settings is not None else None
+    told = None if settings is None else execution.departs(settings)
     return execution, why if told is None else f"{why}; {told}"
 
 
@@ -148,5 +147,4 @@ def _fastest(found: Found, device: torch.device) -> tuple[Execution, str]:
 @functools.cache
 def _trial(name: str, device: torch.device) -> str | None:
     """What an execution's own trial on a device says; once a process."""
-    trial = getattr(OFFERS[name].make(), "trial", None)
-    return None if trial is None else trial(device)
+    return OFFERS[name].make().trial(device)

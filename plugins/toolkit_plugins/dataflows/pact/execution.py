@@ -9,6 +9,7 @@ import torch
 from toolkit_plugins.quantizers.nvfp4_rows import Rows, quantize_rows
 
 if TYPE_CHECKING:
+    from toolkit_plugins.dataflows.pact.settings import Settings
     from toolkit_plugins.dataflows.pact.weights import PactLinear
 
 
@@ -19,6 +20,16 @@ class Execution:
     """
 
     name = "reference"
+    weights: str | None = None
+    """What products read where it is not the packed numbers; for the flow's record."""
+
+    def departs(self, settings: Settings) -> str | None:
+        """Where it computes otherwise than its name says, or None."""
+        return None
+
+    def trial(self, device: torch.device) -> str | None:
+        """Why its results on a device are not to be trusted, or None."""
+        return None
 
     def quantize(self, x: torch.Tensor, noise: torch.Tensor | None = None) -> Rows:
         """NVFP4 of each row (`quantize_rows`)."""

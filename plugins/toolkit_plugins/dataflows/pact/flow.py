@@ -81,8 +81,7 @@ class Pact(Settings, Stock):
         reasons: dict[str, list[str]] = {}
         for each in left:
             reasons.setdefault(each.reason, []).append(each.name)
-        read = getattr(execution, "weights", None)  # where an execution reads other numbers than the packed ones
-        also = "" if read is None else f"; {read}"
+        also = "" if execution.weights is None else f"; {execution.weights}"
         model.dataflow = Flow(
             key=self.key,
             execution=execution.name,
